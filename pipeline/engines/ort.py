@@ -1,0 +1,117 @@
+"""ONNX Runtime: compiles the embedded default engine and runs it on the CPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.engines.cpu_lowering import lower_for_cpu
+from pipeline.engines.onnx_export import save_with_data
+from pipeline.engines.qdq import check_untouched, insert_qdq, read_quantized
+from pipeline.errors import BuildError
+
+Logits = NDArray[np.float32]
+
+
+def compile_engine(plain: Path, quantized: Path | None, target: Path) -> dict[str, Any]:
+    """Writes ``model.onnx`` and its data into ``target``; returns what was built, for the manifest.
+
+    ``plain`` is the folder of the plain graph, ``quantized`` the unified export of a recipe (None: no
+    quantisation). Raises BuildError when a quantised layer did not become an int8 kernel.
+    """
+    import onnx
+    import onnxruntime
+
+    model = onnx.load(str(plain / "model.onnx"))
+    inserted = lowered = 0
+    if quantized is not None:
+        layers, rest = read_quantized(quantized)
+        check_untouched(model, rest)
+        inserted = insert_qdq(model, layers)
+        lowered = lower_for_cpu(model)
+        if lowered != inserted:
+            raise BuildError(f"only {lowered} of {inserted} quantised layers run in int8", "report this: a graph pattern")
+    save_with_data(model, target / "model.onnx")
+    return {
+        "int8_matmuls": lowered,
+        "versions": {"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
+    }
+
+
+@dataclass
+class State:
+    """A running batch: the cache (one ONNX Runtime value a tensor), and ``mask [batch, past]``."""
+
+    cache: list[Any]
+    mask: NDArray[np.int64]
+
+
+class OrtExecutor:
+    """Greedy decoding steps over an engine folder. Prompts of one batch are padded on the left and masked."""
+
+    def __init__(self, folder: Path, *, max_batch: int, max_tokens: int, threads: int = 0) -> None:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+        options.log_severity_level = 3
+        self._ort = ort
+        self._session = ort.InferenceSession(
+            str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+        )
+        inputs = {value.name: value for value in self._session.get_inputs()}
+        self._cache_names = [name for name in inputs if name.startswith("past_key_values.")]
+        self._outputs = [value.name for value in self._session.get_outputs()]
+        _, self._heads, _, self._head_size = inputs[self._cache_names[0]].shape
+        self.max_batch = max_batch
+        self.max_tokens = max_tokens
+        self.vocab_size = int(self._session.get_outputs()[0].shape[-1])
+
+    def prefill(self, prompts: list[list[int]]) -> tuple[State, Logits]:
+        """Reads prompts; returns the state and the logits ``[batch, vocabulary]`` after each prompt."""
+        width = max(map(len, prompts))
+        ids = np.zeros((len(prompts), width), np.int64)
+        mask = np.zeros((len(prompts), width), np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = prompt
+            mask[row, width - len(prompt) :] = 1
+        empty = np.zeros((len(prompts), self._heads, 0, self._head_size), np.float32)
+        cache = [self._ort.OrtValue.ortvalue_from_numpy(empty) for _ in self._cache_names]
+        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
+        return self._run(State(cache, mask), ids, positions)
+
+    def decode(self, state: State, tokens: NDArray[np.int64]) -> Logits:
+        """One step: ``tokens [batch]`` in, logits ``[batch, vocabulary]`` out; advances ``state``."""
+        positions = state.mask.sum(axis=1, keepdims=True)
+        state.mask = np.concatenate([state.mask, np.ones((len(tokens), 1), np.int64)], axis=1)
+        _, logits = self._run(state, tokens.reshape(-1, 1).astype(np.int64), positions)
+        return logits
+
+    def keep(self, state: State, rows: NDArray[np.int64]) -> None:
+        """Keeps only ``rows`` of the batch, and drops columns that are padding for all of them."""
+        mask = state.mask[rows]
+        first = int(mask.any(axis=0).argmax())
+        state.mask = np.ascontiguousarray(mask[:, first:])
+        state.cache = [
+            self._ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value.numpy()[rows, :, first:]))
+            for value in state.cache
+        ]
+
+    def _run(self, state: State, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[State, Logits]:
+        binding = self._session.io_binding()
+        binding.bind_cpu_input("input_ids", ids)
+        binding.bind_cpu_input("position_ids", positions)
+        binding.bind_cpu_input("attention_mask", state.mask)
+        binding.bind_cpu_input("logit_positions", np.array([ids.shape[1] - 1], np.int64))
+        for name, value in zip(self._cache_names, state.cache, strict=True):
+            binding.bind_ortvalue_input(name, value)
+        for name in self._outputs:
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding)
+        logits, *state.cache = binding.get_outputs()
+        return state, logits.numpy()[:, -1]

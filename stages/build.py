@@ -1,0 +1,80 @@
+"""Compiles one engine: ``python -m stages.build NAME``, where NAME is a recipe or ``runtime``.
+
+``runtime`` is the engine without quantisation: what it loses, the runtime loses, not the recipe.
+"""
+
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.engines import load_executor
+from pipeline.engines.check import check_engine
+from pipeline.engines.manifest import write_manifest
+from pipeline.engines.ort import compile_engine
+from pipeline.errors import BuildError
+from pipeline.files import atomic_folder, digest_json, read_json
+from pipeline.params import load_params
+from pipeline.quantize.probe import Probe
+from pipeline.quantize.recipes import load_recipe
+from stages._main import stage
+
+PLAIN = Path("artifacts/onnx")
+CHECKPOINT = Path("artifacts/checkpoint")
+
+
+def main() -> None:
+    name = sys.argv[1]
+    params = load_params()
+    recipe = None if name == "runtime" else load_recipe(name)
+    quantized = Path("artifacts/quantized") / name
+    if recipe is not None and params.engine.backend not in recipe.backends:
+        raise BuildError(
+            f"recipe {name} does not run on {params.engine.backend} (it runs on: {', '.join(recipe.backends) or 'none'})",
+            "take it out of `recipes` in params.yaml, or change engine.backend",
+        )
+    intake = read_json(Path("artifacts/checkpoint.json"))
+    sources: dict[str, Any] = {"checkpoint": intake["fingerprints"], "source": intake["source"]}
+    if recipe is not None:
+        sources["calibration"] = read_json(Path("calib_data/card.json"))["digests"]["calibration"]
+        sources["recipe"] = digest_json(asdict(recipe))
+    print(f"building {name} for {params.engine.backend}", flush=True)
+    with atomic_folder(Path("engines") / name) as part:
+        build = compile_engine(PLAIN, None if recipe is None else quantized / "checkpoint", part)
+        _copy_tokenizer(part / "tokenizer")
+        description = {
+            "name": name,
+            "recipe": None if recipe is None else name,
+            "backend": params.engine.backend,
+            "dtype": "float32" if recipe is None else f"{recipe.weights} (rest float32)",
+            "limits": {
+                "max_batch": params.engine.max_batch,
+                "max_tokens": params.engine.max_tokens,
+                "threads": params.engine.threads,
+            },
+            "sources": sources,
+            "platform": read_json(Path("artifacts/platform.json"))["device"],
+            "build": build,
+        }
+        write_manifest(part, description)
+        probe = Probe.load((PLAIN if recipe is None else quantized) / "probe.npz")
+        found = check_engine(load_executor(part), probe, "none" if recipe is None else recipe.weights)
+        description["build"] = build | {"probe": asdict(found)}
+        manifest = write_manifest(part, description)
+    print(
+        f"{name}: {manifest['digest'][:19]}, {build['int8_matmuls']} MatMuls in int8, "
+        f"mean KL to the calibrated model {found.mean_kl:.5f}, same top token {found.top1:.1%}"
+    )
+
+
+def _copy_tokenizer(target: Path) -> None:
+    """The tokenizer travels with the engine: everything of the checkpoint but weights."""
+    target.mkdir()
+    for path in sorted(CHECKPOINT.iterdir()):
+        if path.suffix in {".json", ".jinja", ".model", ".txt"} and not path.name.endswith(".index.json"):
+            shutil.copy(path, target / path.name)
+
+
+if __name__ == "__main__":
+    stage(main)

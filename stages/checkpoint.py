@@ -1,0 +1,29 @@
+"""Intake of the checkpoint: fetched or merged into ``artifacts/checkpoint``, checked, fingerprinted."""
+
+from pathlib import Path
+
+from pipeline.checkpoint.intake import inspect_checkpoint
+from pipeline.checkpoint.materialize import materialize
+from pipeline.files import read_json, write_json
+from pipeline.params import load_params
+from stages._main import stage
+
+FOLDER = Path("artifacts/checkpoint")
+
+
+def main() -> None:
+    params = load_params()
+    sources = read_json(Path("artifacts/sources.json"))["model"]
+    materialize(params.model, sources, FOLDER)
+    report = inspect_checkpoint(
+        FOLDER,
+        needs_template=params.prompt.template == "chat",
+        trust_remote_code=params.model.trust_remote_code,
+    )
+    for name in report["fp16_overflow"]:
+        print(f"warning: {name} holds values beyond FP16; an FP16 baseline may answer with null")
+    write_json(Path("artifacts/checkpoint.json"), report | {"source": sources})
+
+
+if __name__ == "__main__":
+    stage(main)
