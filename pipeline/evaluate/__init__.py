@@ -1,0 +1,1 @@
+"""Metrics, one file each: statistics apart from score. ``registry`` is the table of them."""
