@@ -19,6 +19,7 @@ from scipy import special
 from pipeline.evaluate.base import Floats
 
 BLOCK = 1 << 20  # drawn items at once: about 30 MB
+TIE = 1e-9
 Score = Callable[[Floats], Floats]
 
 
@@ -58,9 +59,10 @@ def jackknife_differences(baseline: Floats, candidate: Floats, score: Score) -> 
 
 def bca(draws: Floats, observed: float, jackknife: Floats, confidence: float) -> tuple[float, float]:
     """One-sided lower and upper BCa bounds from the draws, the observed value and the jackknife."""
-    if np.ptp(draws) == 0:
-        return float(draws[0]), float(draws[0])
-    below = ((draws < observed).sum() + 0.5 * (draws == observed).sum()) / len(draws)
+    if np.ptp(draws) <= TIE:
+        return observed, observed
+    tied = np.abs(draws - observed) <= TIE  # sums in another order may differ in the last bit
+    below = ((draws < observed) & ~tied).mean() + 0.5 * tied.mean()
     bias = float(special.ndtri(np.clip(below, 0.5 / len(draws), 1 - 0.5 / len(draws))))
     influence = jackknife.mean() - jackknife
     spread = float((influence**2).sum())
