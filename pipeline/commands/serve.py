@@ -1,0 +1,62 @@
+"""``enginegate serve ENGINE_DIR``: an engine behind an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser("serve", help="serve an engine over HTTP (OpenAI-compatible)", description=__doc__)
+    parser.add_argument("engine", type=Path, metavar="ENGINE_DIR", help="a folder with manifest.json")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until SIGTERM or Ctrl-C; running requests are finished first."""
+    folder: Path = args.engine
+    if not (folder / "manifest.json").is_file():
+        raise InputError(f"{folder}: no manifest.json, so this is no engine", "build one: dvc repro build")
+
+    from aiohttp import web
+    from transformers import AutoTokenizer
+
+    from pipeline.engines import load_executor
+    from pipeline.engines.scheduler import Scheduler
+    from pipeline.engines.server import build_app
+    from pipeline.serving.process import choose_port
+
+    port = choose_port(args.port, args.host)  # before the engine is loaded: a port in use is told at once
+    name = folder.resolve().name
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    print(f"loading {folder}", flush=True)
+    app = build_app(Scheduler(load_executor(folder)), tokenizer, name, eos_token_ids(folder / "tokenizer", tokenizer))
+    print(f"{name}: http://{args.host}:{port}/v1/completions", flush=True)
+    web.run_app(
+        app,
+        host=args.host,
+        port=port,
+        print=None,
+        access_log=None,
+        shutdown_timeout=10.0,  # less than what `process.started` waits before SIGKILL
+        handler_cancellation=True,
+    )
+    return 0
+
+
+def eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends an answer: generation config, config and tokenizer may each know some."""
+    from pipeline.files import read_json
+
+    paths = [folder / "generation_config.json", folder / "config.json"]
+    known = [read_json(path).get("eos_token_id") for path in paths if path.is_file()]
+    found: set[int] = set()
+    for value in [*known, tokenizer.eos_token_id]:
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(found)

@@ -1,0 +1,202 @@
+"""Batches waiting requests and decodes them greedily on one worker thread.
+
+The executor does the arithmetic and knows nothing of requests; the scheduler does the opposite. Requests wait in
+arrival order; a batch is the oldest one and those that are nearest to it in prompt length, which limits padding
+and starves nobody. Rows that finish early are dropped from the batch once they are worth a copy of the cache.
+
+A batch is a list of rows that only ``_step`` changes, so letting new requests join a running batch later is a
+second way to add rows, not another loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ServerError
+
+LINGER_S = 0.005  # a lone request waits this long for company
+DROP_SHARE = 0.25  # finished rows are dropped when they are this share of the batch
+
+State: TypeAlias = Any  # what an executor keeps between two steps; only the executor looks into it
+
+
+class Executor(Protocol):
+    """Runs a decoder: token ids in, logits out. It is only ever called from one thread."""
+
+    max_batch: int
+    max_tokens: int  # prompt and answer together
+    vocab_size: int
+
+    def prefill(self, prompts: list[list[int]]) -> tuple[State, NDArray[Any]]:
+        """Starts a batch; returns its state and the logits [batch, vocab] after each prompt's last token."""
+        ...
+
+    def decode(self, state: State, tokens: NDArray[np.int64]) -> NDArray[Any]:
+        """Appends ``tokens`` [batch] to the batch; returns the logits [batch, vocab] after them."""
+        ...
+
+    def keep(self, state: State, rows: NDArray[np.int64]) -> None:
+        """Drops all rows of the batch but ``rows``, in that order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token. ``finish_reason`` is None until the last, then ``stop`` or ``length``."""
+
+    id: int
+    finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The request gets no (more) tokens; why."""
+
+    message: str
+
+
+@dataclass
+class Job:
+    """One request. ``emit`` is called on the worker thread with each Token, or once with a Failure.
+
+    Setting ``cancelled`` ends it at the next step: a client that has gone must not hold a row.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    emit: Callable[[Token | Failure], None]
+    cancelled: bool = False
+    produced: int = field(default=0, init=False)
+    finished: bool = field(default=False, init=False)
+
+    @property
+    def active(self) -> bool:
+        """Whether it still wants tokens."""
+        return not (self.finished or self.cancelled)
+
+    def accept(self, token: int) -> None:
+        """Takes the next token and passes it on."""
+        self.produced += 1
+        reason = None
+        if token in self.stop_token_ids:
+            reason = "stop"
+        elif self.produced >= self.max_tokens:
+            reason = "length"
+        self.finished = reason is not None
+        self.emit(Token(token, reason))
+
+
+class Scheduler:
+    """Owns the executor and its thread. ``failure`` is why it gave up, or None while it works."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.failure: str | None = None
+        self._waiting: list[Job] = []
+        self._running: list[Job] = []
+        self._draining = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queues ``job``. Raises ServerError after a failure and while stopping."""
+        with self._changed:
+            if self.failure is not None:
+                raise ServerError(self.failure, "see the server's log and start it again")
+            if self._draining:
+                raise ServerError("the server is stopping", "start it again")
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def drain(self) -> None:
+        """Refuses new and waiting jobs; running ones go on."""
+        with self._changed:
+            self._draining = True
+            refused, self._waiting = self._waiting, []
+            self._changed.notify()
+        for job in refused:
+            job.emit(Failure("the server is stopping"))
+
+    def close(self) -> None:
+        """Ends everything: running jobs get no more tokens. Waits for the thread."""
+        self.drain()
+        for job in list(self._running):
+            job.cancelled = True
+        self._thread.join()
+
+    def _work(self) -> None:
+        while batch := self._next_batch():
+            self._running = batch
+            try:
+                self._generate(batch)
+            except Exception as error:  # noqa: BLE001  whatever an executor raises must reach every client and /health
+                self._give_up(f"the engine failed: {type(error).__name__}: {error}")
+                return
+            finally:
+                self._running = []
+
+    def _next_batch(self) -> list[Job]:
+        """The next jobs to run together; empty when the scheduler is told to end."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._waiting or self._draining)
+                deadline = time.monotonic() + LINGER_S
+                while len(self._waiting) < self.executor.max_batch and not self._draining:
+                    if not self._changed.wait(deadline - time.monotonic()):
+                        break
+                if self._draining:
+                    return []
+                batch = _nearest([job for job in self._waiting if job.active], self.executor.max_batch)
+                self._waiting = [job for job in self._waiting if job.active and job not in batch]
+                if batch:
+                    return batch
+
+    def _generate(self, batch: list[Job]) -> None:
+        state, logits = self.executor.prefill([list(job.prompt) for job in batch])
+        rows = batch
+        while True:
+            tokens = _greedy(logits)
+            for job, token in zip(rows, tokens.tolist(), strict=True):
+                if job.active:
+                    job.accept(token)
+            active = [row for row, job in enumerate(rows) if job.active]
+            if not active:
+                return
+            if len(rows) - len(active) >= DROP_SHARE * len(rows):
+                kept = np.array(active, dtype=np.int64)
+                self.executor.keep(state, kept)
+                rows, tokens = [rows[row] for row in active], tokens[kept]
+            logits = self.executor.decode(state, tokens)
+
+    def _give_up(self, message: str) -> None:
+        with self._changed:
+            self.failure = message
+            failed = [job for job in self._running if job.active] + self._waiting
+            self._waiting = []
+        for job in failed:
+            job.emit(Failure(message))
+
+
+def _nearest(jobs: list[Job], count: int) -> list[Job]:
+    """The oldest job and up to ``count - 1`` others, nearest to it in prompt length; shortest first."""
+    if not jobs:
+        return []
+    anchor = len(jobs[0].prompt)
+    chosen = sorted(jobs, key=lambda job: abs(len(job.prompt) - anchor))[:count]
+    return sorted(chosen, key=lambda job: len(job.prompt))
+
+
+def _greedy(logits: NDArray[Any]) -> NDArray[np.int64]:
+    """The most likely token of each row. NaN would silently become token 0 ("!!!!"), so it is an error."""
+    if not np.isfinite(logits.max(axis=-1)).all():
+        raise ServerError("the logits are not finite", "the engine overflows: try another precision or recipe")
+    return np.asarray(logits.argmax(axis=-1), dtype=np.int64)

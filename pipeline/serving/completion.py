@@ -1,0 +1,191 @@
+"""One streamed request to an OpenAI-compatible ``/v1/completions``: sent, timed and checked.
+
+Token ids go in and token ids come out: nothing is re-tokenised, so an answer's length is what was generated.
+A request either gives a whole, checked answer or a ServerError that names the item; nothing is retried.
+
+On the wire (vLLM, and our own server): ``token_ids`` of a choice hold the ids of that chunk, the stop token
+included, and ``usage.completion_tokens`` counts them all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ServerError
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession, ClientTimeout
+
+EXCERPT = 500  # characters of a response body shown in an error
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """What is asked: greedy continuation of ``prompt_token_ids`` by at most ``max_tokens`` tokens."""
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The JSON body. Everything that could change greedy decoding is said explicitly."""
+        return {
+            "model": model,
+            "prompt": list(self.prompt_token_ids),
+            "max_tokens": self.max_tokens,
+            "n": 1,
+            "temperature": 0,
+            "seed": 0,
+            "stop_token_ids": list(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": True,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A checked answer. Times are seconds since the request was sent.
+
+    ``token_ids`` is what was generated, the stop token included; ``token_times`` has one entry for each
+    (tokens of one chunk share theirs); ``finish_reason`` is ``stop`` or ``length``.
+    """
+
+    token_ids: tuple[int, ...]
+    token_times: tuple[float, ...]
+    total_s: float
+    finish_reason: str
+
+    @property
+    def answer_token_ids(self) -> tuple[int, ...]:
+        """The ids without the stop token."""
+        return self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
+
+
+async def complete(
+    session: ClientSession, url: str, model: str, request: CompletionRequest, stall_s: float = 300.0
+) -> Completion:
+    """Sends ``request`` to the server at ``url`` and reads the stream to its end.
+
+    Raises ServerError, naming the item, for an HTTP error, an error event inside the stream, ``stall_s``
+    seconds without a byte, a broken or unfinished stream, and an answer that contradicts itself.
+    """
+    import aiohttp
+
+    stream = _Stream(request)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=stall_s)
+    try:
+        async for event in _events(session, f"{url}/v1/completions", request.body(model), request.id, timeout):
+            stream.take(event)
+        stream.end = time.perf_counter()
+    except TimeoutError as error:
+        raise ServerError(
+            f"item {request.id}: the server at {url} sent nothing for {stall_s:g} s", "see the server's log"
+        ) from error
+    except aiohttp.ClientError as error:
+        raise ServerError(
+            f"item {request.id}: the connection to {url} broke: {type(error).__name__}: {error}",
+            "see the server's log: it may have died, or run out of memory",
+        ) from error
+    return stream.checked()
+
+
+async def _events(
+    session: ClientSession, url: str, body: dict[str, Any], item: str, timeout: ClientTimeout
+) -> AsyncIterator[dict[str, Any]]:
+    """The JSON events of a server-sent stream, up to ``[DONE]``."""
+    async with session.post(url, json=body, timeout=timeout) as response:
+        if response.status != 200:
+            text = await response.text()
+            raise ServerError(
+                f"item {item}: HTTP {response.status} from {url}: {text[:EXCERPT]}", "see the server's log"
+            )
+        buffer = b""
+        async for block in response.content.iter_any():
+            *lines, buffer = (buffer + block).split(b"\n")
+            for line in lines:
+                if not line.startswith(b"data:"):
+                    continue  # empty lines end an event, other fields and comments carry no data
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield _parsed(data, item)
+    raise ServerError(f"item {item}: the stream from {url} ended without [DONE]", "see the server's log")
+
+
+def _parsed(data: bytes, item: str) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise ServerError(f"item {item}: an event is not JSON: {data[:EXCERPT]!r}", "see the server's log") from error
+    if not isinstance(event, dict) or "error" in event or event.get("object") == "error":
+        raise ServerError(
+            f"item {item}: error event inside the stream: {data[:EXCERPT].decode(errors='replace')}",
+            "see the server's log",
+        )
+    return event
+
+
+class _Stream:
+    """Collects the events of one request."""
+
+    def __init__(self, request: CompletionRequest) -> None:
+        self.request = request
+        self.begin = self.end = time.perf_counter()
+        self.token_ids: list[int] = []
+        self.token_times: list[float] = []
+        self.finish_reason: str | None = None
+        self.usage: dict[str, Any] | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Adds one event."""
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices", []):
+            ids = choice.get("token_ids")
+            if ids is None and choice.get("text"):
+                raise self._broken(
+                    "the server sends text without token ids (`return_token_ids`)",
+                    "use vLLM 0.10.2 or later, or `enginegate serve`: answers are compared by token id",
+                )
+            prompt = choice.get("prompt_token_ids")
+            if prompt is not None and tuple(prompt) != self.request.prompt_token_ids:
+                raise self._broken("the server changed the prompt's token ids", "look for truncation settings")
+            if ids:  # an empty delta is no token
+                self.token_times += [time.perf_counter() - self.begin] * len(ids)
+                self.token_ids += ids
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def checked(self) -> Completion:
+        """The answer, if everything that the server says about it fits together."""
+        ids, request = self.token_ids, self.request
+        stops = [place for place, token in enumerate(ids) if token in request.stop_token_ids]
+        if self.usage is None:
+            raise self._broken("the stream has no usage", "the server must support stream_options.include_usage")
+        if self.usage.get("completion_tokens") != len(ids):
+            raise self._broken(f"usage says {self.usage.get('completion_tokens')} tokens, the stream has {len(ids)}")
+        if self.usage.get("prompt_tokens") != len(request.prompt_token_ids):
+            raise self._broken(
+                f"the prompt has {len(request.prompt_token_ids)} tokens, usage says {self.usage.get('prompt_tokens')}",
+                "look for truncation settings",
+            )
+        if self.finish_reason == "stop" and stops != [len(ids) - 1]:
+            raise self._broken(
+                f"stopped, but the last of the tokens {ids[-3:]} is not the first of {list(request.stop_token_ids)}",
+                "the server has stop tokens of its own: see eos_token_id in generation_config.json",
+            )
+        if self.finish_reason == "length" and (stops or len(ids) != request.max_tokens):
+            raise self._broken(f"finish reason length after {len(ids)} of {request.max_tokens} tokens, stops {stops}")
+        if self.finish_reason not in ("stop", "length"):
+            raise self._broken(f"finish reason {self.finish_reason!r}")
+        return Completion(tuple(ids), tuple(self.token_times), self.end - self.begin, self.finish_reason)
+
+    def _broken(self, message: str, next_step: str = "see the server's log") -> ServerError:
+        return ServerError(f"item {self.request.id}: {message}", next_step)

@@ -1,0 +1,171 @@
+"""Starts, watches and stops any OpenAI-compatible server; or checks one that already runs.
+
+A server is a command line, so each backend can live in an environment of its own. It is started under
+``supervise.py``, which ends it together with us, whatever ends us. What it prints goes to a log file, and the
+last lines of that file are part of every ServerError that leaves the ``with`` block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+
+from pipeline.errors import ServerError
+from pipeline.files import storage_errors
+
+HOST = "127.0.0.1"
+GRACE_S = 15.0  # from SIGTERM to SIGKILL
+PROGRESS_S = 10.0
+TAIL_LINES = 15
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """A server's command line. It must listen on ``HOST``:``port``; ``env`` is added to our environment."""
+
+    name: str
+    argv: tuple[str, ...]
+    port: int
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answered its health check. ``log`` is None for one that we did not start."""
+
+    name: str
+    url: str
+    log: Path | None
+
+
+def choose_port(port: int = 0, host: str = HOST) -> int:
+    """``port`` if it is free, or any free one for 0. Raises ServerError for a port in use."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServerError(
+                f"port {port} on {host}: {error.strerror}",
+                f"choose another port, or stop what listens there (ss -ltnp 'sport = :{port}' shows it)",
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def started(command: ServerCommand, log: Path, timeout_s: float, grace_s: float = GRACE_S) -> Iterator[Server]:
+    """Runs the server for the length of the block; it is healthy when the block begins and gone when it ends.
+
+    Raises ServerError when it dies or is not healthy within ``timeout_s`` seconds, and adds the last lines of
+    ``log`` to any ServerError that the block raises.
+    """
+    url = f"http://{HOST}:{command.port}"
+    choose_port(command.port)
+    with _supervised(command, log, grace_s) as process:
+        try:
+            _wait_until_healthy(command.name, url, process, log, timeout_s)
+            yield Server(command.name, url, log)
+        except ServerError as error:
+            raise ServerError(f"{error.message}\n{_state(command.name, process, log)}", error.next_step) from error
+
+
+@contextlib.contextmanager
+def running(url: str, name: str = "server") -> Iterator[Server]:
+    """A server that already runs at ``url`` and is left running. Raises ServerError when it is not healthy."""
+    url = url.rstrip("/").removesuffix("/v1")
+    problem = _health_problem(url)
+    if problem:
+        raise ServerError(f"{name}: {url}/health: {problem}", "start that server, or correct its URL in params.yaml")
+    yield Server(name, url, None)
+
+
+@contextlib.contextmanager
+def _supervised(command: ServerCommand, log: Path, grace_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    supervisor = Path(__file__).with_name("supervise.py")
+    argv = [sys.executable, "-I", str(supervisor), str(grace_s), *command.argv]
+    with storage_errors(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **command.env},
+                start_new_session=True,  # Ctrl-C reaches us alone; we stop the server in order
+            )
+    try:
+        yield process
+    finally:
+        _stop(process, grace_s)
+
+
+def _stop(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # the server, and so its supervisor, has ended already
+        process.stdin.write(b"stop")
+        process.stdin.close()
+    try:
+        process.wait(grace_s + 5)
+    except KeyboardInterrupt:  # an impatient second Ctrl-C: the closed pipe ends the server all the same
+        process.wait(grace_s + 5)
+        raise
+
+
+def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+    begin = time.monotonic()
+    told = begin
+    while True:
+        if process.poll() is not None:
+            raise ServerError(f"{name}: the server ended while it started", "the log's last lines say why")
+        problem = _health_problem(url)
+        if not problem:
+            print(f"{name}: server ready after {time.monotonic() - begin:.0f} s", flush=True)
+            return
+        now = time.monotonic()
+        if now - begin > timeout_s:
+            raise ServerError(
+                f"{name}: the server was not healthy within {timeout_s:g} s ({problem})",
+                "see the log; if it is only slow, raise baseline.start_timeout_s in params.yaml",
+            )
+        if now - told >= PROGRESS_S:
+            told = now
+            last = _tail(log, 1)
+            print(f"{name}: server starts, {now - begin:.0f} s: {last[0][:100] if last else '...'}", flush=True)
+        time.sleep(0.2)
+
+
+def _health_problem(url: str) -> str:
+    """Why the server is not healthy; empty when it is. No proxy is asked: servers are ours or nearby."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/health", timeout=5) as response:
+            return "" if response.status == 200 else f"HTTP {response.status}"
+    except urllib.error.HTTPError as error:
+        return f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
+    except (OSError, HTTPException, ValueError) as error:
+        return str(error)
+
+
+def _state(name: str, process: subprocess.Popen[bytes], log: Path) -> str:
+    """Whether the server still runs, and the last lines of its log."""
+    code = process.poll()
+    state = "still runs" if code is None else f"ended with exit code {code}"
+    lines = "\n".join(f"  | {line}" for line in _tail(log, TAIL_LINES)) or "  | (empty)"
+    return f"the {name} server {state}; the last lines of {log}:\n{lines}"
+
+
+def _tail(log: Path, lines: int) -> list[str]:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 400 * lines))
+        return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()][-lines:]

@@ -1,0 +1,151 @@
+"""One arm answers the evaluation set over HTTP: ``python -m stages.answer ARM``
+
+ARM is ``baseline`` (vLLM, asked twice in two item orders: arms ``baseline`` and ``repeat``), ``runtime`` (the engine
+without quantisation) or a recipe. Reads the checkpoint or the engine and ``calib_data/eval.jsonl``; writes
+``artifacts/answers/ARM``. The server's log stays in ``logs/ARM.log``.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.engines.manifest import read_manifest
+from pipeline.errors import UsageError
+from pipeline.files import read_json
+from pipeline.params import Params, load_params
+from pipeline.records import Arm, Item, read_items, write_answers
+from pipeline.serving.client import ask, refuse_too_long
+from pipeline.serving.info import served_model, server_version
+from pipeline.serving.process import Server, ServerCommand, choose_port, running, started
+from pipeline.serving.vllm import vllm_command, vllm_dtype
+from stages._main import stage
+
+CHECKPOINT = Path("artifacts/checkpoint")
+ITEMS = Path("calib_data/eval.jsonl")
+ANSWERS = Path("artifacts/answers")
+LOGS = Path("logs")
+MODEL = "checkpoint"  # the name under which vLLM serves it
+ENGINE_START_S = 600
+
+
+def main() -> None:
+    params = load_params()
+    if len(sys.argv) != 2 or sys.argv[1] not in ("baseline", "runtime", *params.recipes):
+        raise UsageError("usage: python -m stages.answer ARM", "ARM is baseline, runtime or a recipe of params.yaml")
+    name = sys.argv[1]
+    if name == "baseline":
+        answer_baseline(params)
+    else:
+        answer_engine(name, params)
+
+
+def answer_baseline(params: Params) -> None:
+    """The baseline and its repeat: the same server, the same items, another order."""
+    items = _items(params, params.engine.max_tokens)
+    device = _device()
+    gpu = device.get("gpu") is not None
+    arm = _arm("baseline", params, device, backend="vllm", dtype=vllm_dtype(params.baseline, gpu))
+    with _vllm(params, gpu) as server:
+        arm = replace(arm, versions={"vllm": server_version(server)})
+        repeat = replace(arm, name="repeat", role="repeat", order_seed=arm.order_seed + 1)
+        for one in (arm, repeat):
+            _ask(server, one, items, params.engine.max_tokens, params.baseline.concurrency)
+
+
+def answer_engine(name: str, params: Params) -> None:
+    """One engine, behind ``enginegate serve``."""
+    folder = Path("engines") / name
+    manifest = read_manifest(folder)
+    limits = manifest["limits"]
+    items = _items(params, limits["max_tokens"])
+    arm = replace(
+        _arm(name, params, _device(), backend=manifest["backend"], dtype=manifest["dtype"]),
+        role="runtime" if name == "runtime" else "candidate",
+        recipe=manifest["recipe"],
+        engine_digest=manifest["digest"],
+        versions=manifest["build"]["versions"],
+    )
+    port = choose_port()
+    argv = (sys.executable, "-m", "pipeline.cli", "serve", str(folder), "--port", str(port))
+    with started(ServerCommand(name, argv, port), LOGS / f"{name}.log", ENGINE_START_S) as server:
+        # Twice the batch: while one batch runs, the next one waits complete.
+        _ask(server, arm, items, limits["max_tokens"], 2 * limits["max_batch"])
+
+
+@contextmanager
+def _vllm(params: Params, gpu: bool) -> Iterator[Server]:
+    baseline, limit = params.baseline, params.engine.max_tokens
+    if baseline.url is not None:
+        with running(baseline.url, "baseline") as server:
+            yield server
+        return
+    command = vllm_command(
+        baseline, CHECKPOINT, name="baseline", model=MODEL, port=choose_port(), max_tokens=limit, gpu=gpu
+    )
+    with started(command, LOGS / "baseline.log", baseline.start_timeout_s) as server:
+        yield server
+
+
+def _items(params: Params, max_tokens: int) -> list[Item]:
+    """The evaluation set, refused before a server is started when an item does not fit."""
+    items = read_items(ITEMS)
+    refuse_too_long(items, params.eval.max_new_tokens, max_tokens)
+    return items
+
+
+def _device() -> dict[str, Any]:
+    device: dict[str, Any] = read_json(Path("artifacts/platform.json"))["device"]
+    return device
+
+
+def _arm(name: str, params: Params, device: dict[str, Any], backend: str, dtype: str) -> Arm:
+    intake = read_json(Path("artifacts/checkpoint.json"))
+    return Arm(
+        name=name,
+        role=name,
+        backend=backend,
+        dtype=dtype,
+        engine_digest=None,
+        tokenizer_fingerprint=intake["fingerprints"]["tokenizer"],
+        template_fingerprint=intake["fingerprints"]["template"],
+        sampling={
+            "temperature": 0,
+            "max_new_tokens": params.eval.max_new_tokens,
+            "stop_token_ids": sorted(intake["eos_token_ids"]),
+        },
+        versions={},
+        platform={key: device.get(key) for key in ("gpu", "sm", "tensorrt", "cpu")},
+        order_seed=params.seed,
+    )
+
+
+def _ask(server: Server, arm: Arm, items: list[Item], max_tokens: int, concurrency: int) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    begin = time.perf_counter()
+    records, timings = ask(
+        items,
+        server.url,
+        served_model(server),
+        tokenizer=tokenizer,
+        max_new_tokens=arm.sampling["max_new_tokens"],
+        max_tokens=max_tokens,
+        stop_token_ids=arm.sampling["stop_token_ids"],
+        concurrency=concurrency,
+        order_seed=arm.order_seed,
+        label=arm.name,
+    )
+    wall_s = time.perf_counter() - begin
+    arm = replace(arm, wall_s=wall_s, extra={"concurrency": concurrency})
+    write_answers(ANSWERS / arm.name, arm, records, timings)
+    tokens = sum(timing.output_tokens for timing in timings)
+    print(f"{arm.name}: {len(records)} answers, {tokens} tokens in {wall_s:.0f} s ({tokens / wall_s:.0f} tokens/s)")
+
+
+if __name__ == "__main__":
+    stage(main)
