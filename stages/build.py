@@ -31,7 +31,7 @@ def main() -> None:
     quantized = Path("artifacts/quantized") / name
     if recipe is not None and params.engine.backend not in recipe.backends:
         raise BuildError(
-            f"recipe {name} does not run on {params.engine.backend} (it runs on: {', '.join(recipe.backends) or 'none'})",
+            f"recipe {name} does not run on {params.engine.backend} (but on: {', '.join(recipe.backends) or 'none'})",
             "take it out of `recipes` in params.yaml, or change engine.backend",
         )
     intake = read_json(Path("artifacts/checkpoint.json"))

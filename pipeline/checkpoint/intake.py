@@ -63,7 +63,8 @@ def _config(folder: Path) -> dict[str, Any]:
     if "quantization_config" in config:
         method = config["quantization_config"].get("quant_method", "?")
         raise CheckpointError(
-            f"{folder}: already quantised ({method})", "give the checkpoint that the fine-tune wrote, before quantisation"
+            f"{folder}: already quantised ({method})",
+            "give the checkpoint that the fine-tune wrote, before quantisation",
         )
     return config
 
@@ -159,7 +160,9 @@ def _eos_ids(folder: Path, config: dict[str, Any], tokenizer: Any, vocabulary: i
     for value in (settings.get("eos_token_id"), config.get("eos_token_id"), tokenizer.eos_token_id):
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     if not found:
-        raise CheckpointError(f"{folder}: no end-of-sequence token anywhere", "set eos_token_id in generation_config.json")
+        raise CheckpointError(
+            f"{folder}: no end-of-sequence token anywhere", "set eos_token_id in generation_config.json"
+        )
     if max(found) >= vocabulary:
         raise CheckpointError(
             f"{folder}: end-of-sequence id {max(found)} is outside the vocabulary of {vocabulary}",

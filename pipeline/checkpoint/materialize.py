@@ -54,7 +54,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 def _merge(folder: Path, adapter: Path, target: Path, trust_remote_code: bool) -> None:
     if not (adapter / "adapter_model.safetensors").exists():
-        raise CheckpointError(f"{adapter}: no adapter_model.safetensors", "save the adapter with peft's save_pretrained")
+        raise CheckpointError(
+            f"{adapter}: no adapter_model.safetensors", "save the adapter with peft's save_pretrained"
+        )
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -28,7 +28,9 @@ def data_card(data: Data, source: dict[str, Any], licence: str | None, sampled: 
         "leakage": {"overlaps": sorted(sampled.overlaps), "matches": sampled.overlaps},
         "digests": {
             "calibration": digest_json(sampled.calibration),
-            "evaluation": digest_json([[item.id, item.prompt_token_ids, item.reference] for item in sampled.evaluation]),
+            "evaluation": digest_json(
+                [[item.id, item.prompt_token_ids, item.reference] for item in sampled.evaluation]
+            ),
         },
     }
 

@@ -43,7 +43,7 @@ def sample(params: Params, calib_rows: list[Row], eval_rows: list[Row], tokenize
     found = overlaps({item.id: item.source for item in evaluation}, {row.id: row.source for row in candidates})
     leaked = set(found.values())
     counts["calib_left_out_overlap"] = len(leaked)
-    calibration = []
+    calibration: list[dict[str, Any]] = []
     too_long = 0
     for row in candidates:
         if len(calibration) == params.calib.samples:
@@ -105,7 +105,9 @@ def _ordered(rows: list[Row], seed: int, purpose: str) -> list[Row]:
     seen: set[str] = set()
     for row in rows:
         if row.id in seen:
-            raise DataError(f"data: {purpose} id {row.id!r} stands twice", "make data.columns.id unique, or set it to null")
+            raise DataError(
+                f"data: {purpose} id {row.id!r} stands twice", "make data.columns.id unique, or set it to null"
+            )
         seen.add(row.id)
     return sorted(rows, key=lambda row: hashlib.sha256(f"{seed}/{purpose}/{row.id}".encode()).digest())
 

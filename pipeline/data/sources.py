@@ -56,7 +56,7 @@ def _raw_rows(data: Data, split: str) -> list[dict[str, Any]]:
 
         return load_demo(split)
     from datasets import load_dataset
-    from datasets.exceptions import DatasetNotFoundError
+    from datasets.exceptions import DatasetsError
 
     name = {"calib": data.calib_split, "eval": data.eval_split}[split]
     file = {"calib": data.calib_file, "eval": data.eval_file}[split]
@@ -68,8 +68,10 @@ def _raw_rows(data: Data, split: str) -> list[dict[str, Any]]:
             whole = load_dataset(LOCAL_DATA[Path(data.source).suffix], data_files=data.source, split="train")
             return [row for row in whole if _side(row, data) == split]
         return list(load_dataset(data.source, data.name, split=name, revision=data.revision))
-    except (DatasetNotFoundError, FileNotFoundError, ValueError, OSError) as error:
-        raise DataError(f"data: the {split} set does not load: {error}", "check the section data of params.yaml") from error
+    except (DatasetsError, ValueError, OSError) as error:
+        raise DataError(
+            f"data: the {split} set does not load: {error}", "check the section data of params.yaml"
+        ) from error
 
 
 def _side(row: dict[str, Any], data: Data) -> str:

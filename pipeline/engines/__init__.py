@@ -23,4 +23,4 @@ def load_executor(folder: Path, threads: int = 0) -> Executor:
         return OrtExecutor(
             folder, max_batch=limits["max_batch"], max_tokens=limits["max_tokens"], threads=threads or limits["threads"]
         )
-    raise BuildError(f"{folder}: no backend named {manifest['backend']!r}", "install the release that built this engine")
+    raise BuildError(f"{folder}: no backend named {manifest['backend']!r}", "install the release that built it")

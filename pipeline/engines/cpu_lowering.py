@@ -30,10 +30,11 @@ def lower_for_cpu(model: Any) -> int:
     dead: set[str] = set()
     lowered = 0
     for node in graph.node:
-        pair = [producers.get(name) for name in node.input[:2]]
-        if node.op_type != "MatMul" or any(p is None or p.op_type != "DequantizeLinear" for p in pair):
+        if node.op_type != "MatMul":
             continue
-        activation, weight = pair
+        activation, weight = (producers.get(name) for name in node.input)
+        if activation is None or weight is None or {activation.op_type, weight.op_type} != {"DequantizeLinear"}:
+            continue
         quantize = producers[activation.input[0]]
         quantize.input[2] = "zero_point_128"
         signed = numpy_helper.to_array(weights[weight.input[0]])

@@ -99,14 +99,16 @@ def _wrapped(model: Any) -> Any:
     import torch
     from transformers.cache_utils import DynamicCache
 
-    class FlatCache(torch.nn.Module):
+    class FlatCache(torch.nn.Module):  # type: ignore[misc]
         """The model with its cache as flat tensors, in and out."""
 
         def __init__(self) -> None:
             super().__init__()
             self.model_ = model
 
-        def forward(self, input_ids: Any, position_ids: Any, attention_mask: Any, logit_positions: Any, *past: Any) -> Any:
+        def forward(
+            self, input_ids: Any, position_ids: Any, attention_mask: Any, logit_positions: Any, *past: Any
+        ) -> Any:
             result = self.model_(
                 input_ids=input_ids,
                 position_ids=position_ids,

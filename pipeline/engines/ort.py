@@ -35,7 +35,7 @@ def compile_engine(plain: Path, quantized: Path | None, target: Path) -> dict[st
         inserted = insert_qdq(model, layers)
         lowered = lower_for_cpu(model)
         if lowered != inserted:
-            raise BuildError(f"only {lowered} of {inserted} quantised layers run in int8", "report this: a graph pattern")
+            raise BuildError(f"only {lowered} of {inserted} quantised layers run in int8", "report this graph")
     save_with_data(model, target / "model.onnx")
     return {
         "int8_matmuls": lowered,
@@ -61,9 +61,7 @@ class OrtExecutor:
         options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
         options.log_severity_level = 3
         self._ort = ort
-        self._session = ort.InferenceSession(
-            str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
-        )
+        self._session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
         inputs = {value.name: value for value in self._session.get_inputs()}
         self._cache_names = [name for name in inputs if name.startswith("past_key_values.")]
         self._outputs = [value.name for value in self._session.get_outputs()]

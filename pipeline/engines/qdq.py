@@ -46,7 +46,7 @@ def read_quantized(checkpoint: Path) -> tuple[dict[str, QuantizedLinear], dict[s
             module = name.removesuffix(".weight_scale")
             weight = tensors[f"{module}.weight"]
             if weight.dtype != np.int8:
-                raise BuildError(f"{module}: weights are {weight.dtype}, not int8", "this backend compiles int8 recipes")
+                raise BuildError(f"{module}: weights are {weight.dtype}, not int8", "choose an int8 recipe")
             layers[module] = QuantizedLinear(
                 weight,
                 np.broadcast_to(tensors[name].astype(np.float32).reshape(-1), (weight.shape[0],)),
@@ -84,8 +84,10 @@ def insert_qdq(model: Any, layers: Mapping[str, QuantizedLinear]) -> int:
         graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
-    for name, layer in layers.items():
-        node = matmuls[name]
+    for name, node in matmuls.items():  # in the order of the graph: a pair stands before its first reader
+        if name not in layers:
+            continue
+        layer = layers[name]
         before = added.setdefault(name, [])
         scales = layer.pre_quant_scale
         key = (node.input[0], layer.input_scale, b"" if scales is None else scales.tobytes())

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.errors import QuantizationError
 from pipeline.quantize.batches import equal_length_batches
 from pipeline.quantize.recipes import Recipe
 
 
 def quantize_model(model: Any, recipe: Recipe, samples: Sequence[Sequence[int]], batch_tokens: int) -> int:
     """Calibrates ``model`` in place on ``samples`` (token ids) and returns the number of tokens seen.
+
+    Raises QuantizationError when the recipe matches no layer.
 
     The logits head is skipped where the recipe leaves it alone (all built-in ones do): it would be a third
     of the time and most of the memory of a small model.
@@ -37,5 +40,13 @@ def quantize_model(model: Any, recipe: Recipe, samples: Sequence[Sequence[int]],
                 bar.update(ids.numel())
 
     model.eval()
-    mtq.quantize(model, recipe.modelopt_config(), forward_loop)
+    try:
+        mtq.quantize(model, recipe.modelopt_config(), forward_loop)
+    except RuntimeError as error:
+        if "nothing would be quantized" not in str(error):
+            raise
+        raise QuantizationError(
+            f"the recipe ({recipe.description}) matches no layer of {type(model).__name__}",
+            "correct its `exclude`; `enginegate recipes` shows each recipe",
+        ) from error
     return tokens

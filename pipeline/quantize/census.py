@@ -33,7 +33,7 @@ def take_census(model: Any, recipe: Recipe) -> dict[str, Any]:
             quantizer = getattr(module, f"{kind}_quantizer")
             amax = getattr(quantizer, "amax", None)
             problem = _problem(amax)
-            if problem:
+            if problem or amax is None:
                 bad.append(f"{name}.{kind}_quantizer: {problem}")
             else:
                 row[f"{kind}_amax"] = float(amax.max())

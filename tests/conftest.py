@@ -1,0 +1,33 @@
+"""Fixtures that several folders share. Hubs are out of reach on purpose: nothing here may need the network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny untrained checkpoint folder. Read only: copy it before changing it."""
+    from tests.tiny import write_checkpoint
+
+    folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    write_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny_model(tiny_checkpoint: Path) -> Any:
+    """The tiny model, loaded afresh."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        tiny_checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()

@@ -1,0 +1,192 @@
+"""From a tiny checkpoint to engines: export, Q/DQ, CPU lowering, decoding; against torch and ModelOpt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.engines.check import check_engine, forced_logits
+from pipeline.engines.cpu_lowering import lower_for_cpu
+from pipeline.engines.onnx_export import export_plain
+from pipeline.engines.ort import OrtExecutor, compile_engine
+from pipeline.engines.qdq import check_untouched, insert_qdq, read_quantized
+from pipeline.errors import BuildError
+from pipeline.quantize.calibrate import quantize_model
+from pipeline.quantize.probe import Probe, probe_model
+from pipeline.quantize.recipes import load_recipe
+
+SAMPLES = [[*range(5, 12 + place % 3), 20 + place] for place in range(12)]
+
+
+@dataclass(frozen=True)
+class Built:
+    """Folders of the plain graph and of each recipe's export and engine, with the probes."""
+
+    folder: Path
+    probes: dict[str, Probe]
+
+
+@pytest.fixture(scope="module")
+def built(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    import torch
+    from modelopt.torch.export import export_hf_checkpoint
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("engines")
+
+    def load() -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            tiny_checkpoint, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    model = load()
+    probes = {"none": probe_model(model, SAMPLES)}
+    for name in ("plain", "engine-none", "engine-int8_sq", "engine-int8_mixed"):
+        (folder / name).mkdir()
+    export_plain(model, folder / "plain")
+    compile_engine(folder / "plain", None, folder / "engine-none")
+    for name in ("int8_sq", "int8_mixed"):
+        model = load()
+        quantize_model(model, load_recipe(name), SAMPLES, 64)
+        probes[name] = probe_model(model, SAMPLES)
+        export_hf_checkpoint(model, export_dir=str(folder / name))
+        compile_engine(folder / "plain", folder / name, folder / f"engine-{name}")
+    return Built(folder, probes)
+
+
+def _executor(built: Built, name: str) -> OrtExecutor:
+    return OrtExecutor(built.folder / f"engine-{name}", max_batch=8, max_tokens=64, threads=1)
+
+
+def test_the_runtime_engine_gives_torchs_logits(built: Built) -> None:
+    """Prompts of several lengths in one left-padded batch, then cached decode steps."""
+    logits = forced_logits(_executor(built, "none"), built.probes["none"])
+    np.testing.assert_allclose(logits, built.probes["none"].logits, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", ["int8_sq", "int8_mixed"])
+def test_the_int8_engine_gives_the_fake_quantised_models_logits(built: Built, recipe: str) -> None:
+    """The acceptance test of the lowering: same calibration, same tokens, ModelOpt against integer kernels."""
+    found = check_engine(_executor(built, recipe), built.probes[recipe], "int8")
+    assert found.mean_kl < 0.002
+    # The check can fail: it tells this recipe's model from the original one.
+    from pipeline.quantize.probe import agreement
+
+    assert agreement(built.probes["none"].logits, built.probes[recipe].logits).mean_kl > found.mean_kl
+
+
+def test_a_wrong_engine_is_refused(built: Built) -> None:
+    probe = built.probes["none"]
+    shuffled = Probe(probe.tokens, probe.logits[:, :, ::-1].copy())
+    with pytest.raises(BuildError, match="the engine is not the model it was built from"):
+        check_engine(_executor(built, "none"), shuffled, "none")
+    nan = Probe(probe.tokens, np.full_like(probe.logits, np.nan))
+    with pytest.raises(BuildError, match="mean KL nan"):
+        check_engine(_executor(built, "none"), nan, "none")
+
+
+@pytest.mark.parametrize(("recipe", "count"), [("int8_sq", 14), ("int8_mixed", 12)])
+def test_every_promised_matmul_runs_in_int8(built: Built, recipe: str, count: int, tmp_path: Path) -> None:
+    """Counted by ONNX Runtime itself: its profile of one run names the kernels that ran."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = ort.InferenceSession(str(built.folder / f"engine-{recipe}" / "model.onnx"), options)
+    feeds = {
+        "input_ids": np.array([[5, 6]]),
+        "position_ids": np.array([[0, 1]]),
+        "attention_mask": np.ones((1, 2), np.int64),
+        "logit_positions": np.array([1]),
+    }
+    for value in session.get_inputs():
+        if value.name not in feeds:
+            feeds[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32)
+    session.run(None, feeds)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    kernels = [event["args"]["op_name"] for event in events if event.get("name", "").endswith("_kernel_time")]
+    assert kernels.count("MatMulIntegerToFloat") == count
+
+
+def test_qdq_structure_read_independently(built: Built) -> None:
+    """Every MatMul that the recipe names is fed by DequantizeLinear on both sides, no other one is."""
+    import onnx
+
+    model = onnx.load(str(built.folder / "plain" / "model.onnx"))
+    layers, rest = read_quantized(built.folder / "int8_mixed")
+    check_untouched(model, rest)
+    assert insert_qdq(model, layers) == 12
+    onnx.checker.check_model(model)
+    produced = {output: node.op_type for node in model.graph.node for output in node.output}
+    recipe = load_recipe("int8_mixed")
+    for node in model.graph.node:
+        if node.op_type == "MatMul":
+            sides = [produced.get(name) == "DequantizeLinear" for name in node.input]
+            named = "_proj" in node.name and recipe.promises(node.name)
+            assert sides == [named, named], node.name
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    assert all(kinds[f"{name}.weight_q"] == onnx.TensorProto.INT8 for name in layers)
+    # q, k and v read one tensor with one scale: they share a pair. 4 shared or single inputs less down_proj: 3 a layer.
+    assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == 2 * 3
+
+
+def test_the_lowered_graph_computes_what_the_qdq_graph_computes(built: Built, tmp_path: Path) -> None:
+    import onnx
+
+    from pipeline.engines.onnx_export import save_with_data
+
+    model = onnx.load(str(built.folder / "plain" / "model.onnx"))
+    layers, _ = read_quantized(built.folder / "int8_sq")
+    insert_qdq(model, layers)
+    save_with_data(model, tmp_path / "model.onnx")
+    qdq = OrtExecutor(tmp_path, max_batch=8, max_tokens=64, threads=1)
+    probe = built.probes["int8_sq"]
+    np.testing.assert_allclose(
+        forced_logits(qdq, probe), forced_logits(_executor(built, "int8_sq"), probe), rtol=0, atol=2e-2
+    )
+
+
+def test_a_plain_graph_has_nothing_to_lower(built: Built) -> None:
+    import onnx
+
+    assert lower_for_cpu(onnx.load(str(built.folder / "plain" / "model.onnx"))) == 0
+
+
+def test_scales_for_layers_that_the_graph_lacks_are_refused(built: Built) -> None:
+    import onnx
+
+    model = onnx.load(str(built.folder / "plain" / "model.onnx"))
+    layers, rest = read_quantized(built.folder / "int8_sq")
+    with pytest.raises(BuildError, match="first model.layers.9.x"):
+        insert_qdq(model, layers | {"model.layers.9.x": layers["model.layers.0.self_attn.q_proj"]})
+    changed = {name: value * 2 for name, value in rest.items() if "norm" in name}
+    with pytest.raises(BuildError, match="the quantised export changed this tensor"):
+        check_untouched(model, changed)
+
+
+def test_a_tied_embedding_is_stored_once(built: Built) -> None:
+    import onnx
+
+    model = onnx.load(str(built.folder / "plain" / "model.onnx"), load_external_data=False)
+    assert [list(t.dims) for t in model.graph.initializer].count([85, 128]) == 1
+    assert [128, 85] not in [list(t.dims) for t in model.graph.initializer]
+
+
+def test_dropping_rows_changes_no_other_row(built: Built) -> None:
+    executor = _executor(built, "none")
+    prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14, 15]]
+    alone_state, alone = executor.prefill([prompts[2]])
+    state, logits = executor.prefill(prompts)
+    np.testing.assert_allclose(logits[2], alone[0], rtol=1e-3, atol=1e-4)
+    executor.keep(state, np.array([0, 2]))
+    assert state.mask.shape == (2, 3)  # the padding that only the dropped row needed is gone
+    token = np.array([20, 21])
+    both = executor.decode(state, token)
+    single = executor.decode(alone_state, token[1:])
+    np.testing.assert_allclose(both[1], single[0], rtol=1e-3, atol=1e-4)
