@@ -55,6 +55,8 @@ def examine(params: Any) -> dict[str, Any]:
     import os
     import platform
     import shutil
+    import sys
+    from pathlib import Path
 
     import psutil
 
@@ -62,6 +64,7 @@ def examine(params: Any) -> dict[str, Any]:
 
     described = describe_platform(params.baseline)
     disk = shutil.disk_usage(".")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {
         **described,
         "no_gpu": find_gpu()[1],
@@ -71,7 +74,7 @@ def examine(params: Any) -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
         "memory_free_gib": round(psutil.virtual_memory().available / GIB, 1),
         "disk_free_gib": round(disk.free / GIB, 1),
-        "tools": {name: shutil.which(name) for name in ("git", "dvc", "gto")},
+        "tools": {name: shutil.which(name, path=path) for name in ("git", "dvc", "gto")},
     }
 
 
@@ -87,7 +90,7 @@ def as_lines(found: dict[str, Any], missing: list[str]) -> list[str]:
         f"{'python':<13} {found['python']} on {found['system']}",
     ]
     for name, path in found["tools"].items():
-        lines.append(f"{name:<13} {path or 'not on the PATH: activate the environment, or install it'}")
+        lines.append(f"{name:<13} {path or 'not found: install it'}")
     lines.append("")
     for name, backend in sorted(found["backends"].items(), key=lambda pair: not pair[1]["available"]):
         if backend["available"]:

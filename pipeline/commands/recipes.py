@@ -42,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(plain, indent=2, ensure_ascii=False))
         return 0
     for name, recipe in recipes.items():
-        algorithm = f"{recipe.algorithm}, alpha {recipe.alpha}" if recipe.algorithm == "smoothquant" else recipe.algorithm
+        strength = f", alpha {recipe.alpha}" if recipe.algorithm == "smoothquant" else ""
         gpu = f", GPUs from SM {recipe.min_sm}" if recipe.min_sm else ""
         print(f"{'*' if name in used else ' '} {name}: {recipe.description}")
-        print(f"    {recipe.weights} weights, {recipe.activations} activations, {algorithm}")
+        print(f"    {recipe.weights} weights, {recipe.activations} activations, {recipe.algorithm}{strength}")
         print(f"    left out: {', '.join(('*lm_head', *recipe.exclude))}")
         print(f"    runs on: {', '.join(recipe.backends) or 'no backend of this release'}{gpu}")
     return 0

@@ -1,0 +1,90 @@
+"""``enginegate show``: what is in an engine or a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+ENGINES = Path("engines")
+VERDICTS = Path("artifacts/verdicts")
+EPILOG = """\
+A name is a recipe, or `runtime` for the engine without quantisation: its engine and its newest verdict are shown,
+and the promoted engine where that is another one. A path is an engine's folder, or a verdict's or manifest's JSON.
+
+examples:
+  enginegate show int8_mixed
+  enginegate show engines/promoted/int8_mixed
+  enginegate show artifacts/verdicts/int8_sq.json --json | jq .reasons
+"""
+
+
+def register(subparsers: Any) -> None:
+    """Declares the command."""
+    parser = subparsers.add_parser(
+        "show",
+        help="what is in an engine or a verdict",
+        description="Prints an engine's manifest or a verdict. It reads no engine file: `promote` hashes them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", metavar="PATH|NAME", help="an engine's folder, a verdict's file, or a recipe")
+    parser.add_argument("--json", action="store_true", help="print the content as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Finds and prints it."""
+    from pipeline.report.text import engine_lines, verdict_lines
+
+    found = find(args.what)
+    if args.json:
+        print(json.dumps([content for *_, content in found] if len(found) > 1 else found[0][2], indent=2))
+        return 0
+    for number, (kind, place, content) in enumerate(found):
+        lines = verdict_lines(content) if kind == "verdict" else engine_lines(content, place.parent)
+        print("\n".join([""] * (number > 0) + [f"{place}", *lines]))
+    return 0
+
+
+def find(what: str) -> list[tuple[str, Path, dict[str, Any]]]:
+    """What a path or name stands for: (``engine`` or ``verdict``, its file, its content). Never empty.
+
+    Raises UsageError when it is neither.
+    """
+    from pipeline.engines.manifest import FILE
+    from pipeline.errors import UsageError
+
+    path = Path(what)
+    if path.is_dir() and (path / FILE).exists():
+        return [_load(path / FILE)]
+    if path.is_file():
+        return [_load(path)]
+    files = [ENGINES / what / FILE, VERDICTS / f"{what}.json", ENGINES / "promoted" / what / FILE]
+    found = [_load(file) for file in files if file.is_file()]
+    if not found:
+        known = sorted(
+            {file.parent.name for file in ENGINES.glob(f"*/{FILE}")} | {f.stem for f in VERDICTS.glob("*.json")}
+        )
+        raise UsageError(
+            f"{what}: neither an engine nor a verdict",
+            f"name one of: {', '.join(known)}" if known else "run `dvc repro` first",
+        )
+    same = len(found) > 1 and found[-1][0] == "engine" and found[-1][2]["digest"] == found[0][2].get("digest")
+    # The promoted copy tells more (its verdict), so it stands for the engine when they are the same.
+    return [found[-1], *found[1:-1]] if same else found
+
+
+def _load(file: Path) -> tuple[str, Path, dict[str, Any]]:
+    from pipeline.errors import InputError
+    from pipeline.files import read_json
+
+    content = read_json(file)
+    if isinstance(content, dict) and {"digest", "files", "limits"} <= content.keys():
+        return "engine", file, content
+    if isinstance(content, dict) and {"verdict", "metrics", "recipe"} <= content.keys():
+        return "verdict", file, content
+    raise InputError(
+        f"{file}: neither a manifest nor a verdict", "give the folder of an engine, or artifacts/verdicts/*.json"
+    )
