@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from pipeline.gate.proportions import Table, newcombe, tango
 
@@ -38,7 +39,8 @@ def accepted(n: int, drop: int, trials: int) -> np.ndarray:
 def _votes(table: Table) -> list[bool]:
     difference = (table.gains - table.losses) / table.n
     changed = table.losses + table.gains
-    significant = changed > 0 and abs(table.losses - table.gains) / changed**0.5 > 1.96
+    tail = 2 * stats.binom.cdf(min(table.losses, table.gains), changed, 0.5)
+    significant = tail - stats.binom.pmf(table.losses, changed, 0.5) <= 0.05  # McNemar's mid-p
     error = (max(0.0, (changed / table.n - difference**2)) / table.n) ** 0.5
     return [
         difference >= -MARGIN - 1e-12,
@@ -52,9 +54,10 @@ def _votes(table: Table) -> list[bool]:
 
 def check(cell: tuple[int, int], trials: int) -> None:
     expected = np.array(CELLS[cell])
-    # Four standard errors of two simulations of this size, and the rounding of the table. Recovery (the second
-    # column) hangs on whether 94.95 % counts as 95 %, which is why it has more room; it is not our rule.
-    allowed = 4 * np.sqrt(2 * expected * (1 - expected) / min(trials, 4000)) + 0.006 + np.array([0, 0.04, 0, 0, 0, 0])
+    # Four standard errors of two simulations of this size, and the rounding of the table. Recovery and McNemar,
+    # which are not our rules, have more room: their columns hang on ties at 95 % and on the variant of the test.
+    room = np.array([0, 0.04, 0.06, 0, 0, 0]) + 0.006
+    allowed = 4 * np.sqrt(2 * expected * (1 - expected) / min(trials, 4000)) + room
     assert (np.abs(accepted(*cell, trials) - expected) <= allowed).all()
 
 
