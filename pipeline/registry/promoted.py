@@ -147,4 +147,4 @@ def _promoted_digest(place: Path, *, replaceable: bool) -> str | None:
 
 def promoted_recipes(target: Path = PROMOTED) -> list[str]:
     """The recipes that have a promoted engine, sorted."""
-    return sorted(path.parent.name for path in target.glob(f"[!.]*/{FILE}"))
+    return sorted(path.name for path in target.glob("[!.]*") if path.is_dir())

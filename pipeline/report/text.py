@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import Any
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
-NONE = "–"
+MINUS = "\N{MINUS SIGN}"
+NONE = "\N{EN DASH}"  # where there is no number
+_NUMERIC = f"+{MINUS}{NONE}0123456789"
 
 
 def signed(value: float | None, digits: int = 2) -> str:
-    """A difference with its sign and a true minus: ``−0.51``. A dash when there is none."""
+    """A difference with its sign, and a minus as long as a plus. A dash when there is none."""
     if value is None:
         return NONE
     text = f"{value:+.{digits}f}"
-    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"
+    return text.replace("-", MINUS) if float(text) else f"{0:.{digits}f}"
 
 
 def number(value: float | None, digits: int = 2) -> str:
     """A score: ``43.12``. A dash when there is none."""
-    return NONE if value is None else f"{value:.{digits}f}".replace("-", "−")
+    return NONE if value is None else f"{value:.{digits}f}".replace("-", MINUS)
 
 
 def size(count: int) -> str:
@@ -39,7 +41,7 @@ def margin(row: dict[str, Any]) -> str:
 
 
 def interval(row: dict[str, Any]) -> str:
-    """``[−0.51, +0.42]``."""
+    """Both bounds: ``[lower, upper]``."""
     return NONE if row["lower"] is None else f"[{signed(row['lower'])}, {signed(row['upper'])}]"
 
 
@@ -54,7 +56,7 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     return [
         indent
         + "  ".join(
-            cell.rjust(width) if cell[:1] in "+−–0123456789" else cell.ljust(width)
+            cell.rjust(width) if cell[:1] in _NUMERIC else cell.ljust(width)
             for cell, width in zip(row, widths, strict=True)
         ).rstrip()
         for row in rows

@@ -1,0 +1,113 @@
+"""A user's project: a real git repository with DVC, an engine, its verdict and the real stage `promoted`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.engines.manifest import write_manifest
+from pipeline.files import write_json
+
+ROOT = Path(__file__).parents[3]
+DVC_YAML = f"""\
+stages:
+  promoted:
+    cmd: {sys.executable} -m stages.promoted
+    deps:
+      - artifacts/verdicts
+    params:
+      - recipes
+    outs:
+      - engines/promoted:
+          persist: true
+"""
+
+
+def shell(folder: Path, *command: str) -> str:
+    """Runs a command that must succeed; returns what it printed."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "DVC_NO_ANALYTICS": "1",
+        **{f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def dvc(folder: Path, *arguments: str) -> str:
+    """Runs DVC."""
+    return shell(folder, sys.executable, "-m", "dvc", *arguments)
+
+
+def write_engine(folder: Path, name: str, weights: bytes) -> str:
+    """An engine of three files; returns its digest."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(b"graph")
+    (folder / "model.onnx.data").write_bytes(weights)
+    (folder / "tokenizer/tokenizer.json").write_text("{}", encoding="utf-8")
+    description = {"name": name, "recipe": name, "backend": "onnxruntime", "dtype": "int8"}
+    description |= {"limits": {"max_batch": 4}, "sources": {}, "platform": {"cpu": "x86_64"}, "build": {"seconds": 3}}
+    return str(write_manifest(folder, description)["digest"])
+
+
+def verdict_of(recipe: str, digest: str, word: str = "PROMOTE") -> dict[str, Any]:
+    """A verdict with one metric."""
+    metric = {"name": "bleu", "importance": "critical", "slice": "all", "n": 640, "baseline": 43.1, "candidate": 43.0}
+    metric |= {"difference": -0.1, "lower": -0.5, "upper": 0.3, "confidence": 0.95, "margin": "2"}
+    metric |= {"margin_kind": "relative", "margin_points": 0.862, "method": "bootstrap", "signature": "BLEU|x"}
+    metric |= {"outcome": "pass", "higher_is_better": True, "needs_n": None, "detail": "loses at most 0.5"}
+    entry = {"recipe": recipe, "engine": digest, "items": 640, "verdict": word}
+    return {
+        **{"schema": 1, "recipe": recipe, "engine_digest": digest, "verdict": word},
+        **{"reasons": ["bleu on all loses at most 0.5 of 0.86 points"], "policy_digest": "sha256:policy", "policy": {}},
+        **{"validity": [], "metrics": [metric], "fidelity": {}, "attribution": {}, "ledger": [entry], "arms": {}},
+    }
+
+
+def write_verdict(project: Path, recipe: str, digest: str, word: str = "PROMOTE") -> None:
+    """Writes the verdict where `decide` does."""
+    write_json(project / f"artifacts/verdicts/{recipe}.json", verdict_of(recipe, digest, word))
+
+
+def commit(project: Path) -> None:
+    """What the user does after a run."""
+    shell(project, "git", "add", "-A")
+    shell(project, "git", "commit", "-qm", "run")
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project after `dvc repro` and `git commit`: int8_mixed is promoted, int8_sq refused. Copy it."""
+    project = tmp_path_factory.mktemp("registry") / "Shop.Translator"
+    project.mkdir()
+    (project / "dvc.yaml").write_text(DVC_YAML, encoding="utf-8")
+    (project / "params.yaml").write_text("recipes: [int8_sq, int8_mixed]\n", encoding="utf-8")
+    (project / ".gitignore").write_text("/artifacts/\n/engines/\n__pycache__/\n", encoding="utf-8")
+    for recipe, word in (("int8_sq", "REJECT"), ("int8_mixed", "PROMOTE")):
+        digest = write_engine(project / "engines" / recipe, recipe, recipe.encode())
+        write_verdict(project, recipe, digest, word)
+    shell(project, "git", "init", "-q", "-b", "main")
+    dvc(project, "init", "-q")
+    dvc(project, "repro", "-q")
+    commit(project)
+    return project
+
+
+@pytest.fixture
+def project(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the template, in which the test runs."""
+    folder = tmp_path / template.name
+    shutil.copytree(template, folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "A User")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "a@b.c")
+    return folder
