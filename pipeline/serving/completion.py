@@ -104,7 +104,7 @@ async def _events(
     """The JSON events of a server-sent stream, up to ``[DONE]``."""
     async with session.post(url, json=body, timeout=timeout) as response:
         if response.status != 200:
-            text = await response.text()
+            text = await response.text(errors="replace")
             raise ServerError(
                 f"item {item}: HTTP {response.status} from {url}: {text[:EXCERPT]}", "see the server's log"
             )
@@ -148,7 +148,7 @@ class _Stream:
     def take(self, event: dict[str, Any]) -> None:
         """Adds one event."""
         self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices", []):
+        for choice in event.get("choices") or []:
             ids = choice.get("token_ids")
             if ids is None and choice.get("text"):
                 raise self._broken(

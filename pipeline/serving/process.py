@@ -107,19 +107,21 @@ def _supervised(command: ServerCommand, log: Path, grace_s: float) -> Iterator[s
     try:
         yield process
     finally:
-        _stop(process, grace_s)
+        _stop(command.name, process, grace_s)
 
 
-def _stop(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _stop(name: str, process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Closes the supervisor's pipe, which ends the server, also when a second Ctrl-C interrupts the wait."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the server, and so its supervisor, has ended already
-        process.stdin.write(b"stop")
         process.stdin.close()
     try:
-        process.wait(grace_s + 5)
-    except KeyboardInterrupt:  # an impatient second Ctrl-C: the closed pipe ends the server all the same
-        process.wait(grace_s + 5)
-        raise
+        process.wait(grace_s + 10)
+    except subprocess.TimeoutExpired as error:
+        raise ServerError(
+            f"{name}: the server outlived SIGKILL by 10 s",
+            "it hangs in a driver: `ps` shows state D; reboot if it stays",
+        ) from error
 
 
 def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:

@@ -2,11 +2,11 @@
 
     python supervise.py GRACE_SECONDS COMMAND...
 
-The owner holds the other end of our standard input. A byte there means "stop"; end of file means that the owner
-died, however it died. That is why this is a process and not ``prctl(PR_SET_PDEATHSIG)``: the kernel's signal
-reaches only the direct child (vLLM's engine processes would live on), is sent when the *thread* that started the
-child ends, cannot be followed by SIGKILL when the child hangs, and needs a ``preexec_fn``, which is unsafe in a
-process with threads. Only the standard library is used, so it starts in milliseconds.
+The owner holds the other end of our standard input. It closes it to stop the command, and the kernel closes it
+when the owner dies, however it dies. That is why this is a process and not ``prctl(PR_SET_PDEATHSIG)``: that
+signal reaches only the direct child (vLLM's engine processes would live on), is sent when the *thread* that
+started the child ends, cannot be followed by SIGKILL when the child hangs, and needs a ``preexec_fn``, which is
+unsafe in a process with threads. Only the standard library is used, so it starts in milliseconds.
 """
 
 from __future__ import annotations

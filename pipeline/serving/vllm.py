@@ -29,7 +29,7 @@ def vllm_command(
     Raises ServerError when vLLM is not installed where ``baseline.vllm`` says.
     """
     argv = [
-        *(_binary(baseline), "serve", str(checkpoint)),
+        *(_binary(baseline), "serve", str(checkpoint.absolute())),
         *("--host", HOST, "--port", str(port), "--served-model-name", model),
         *("--dtype", vllm_dtype(baseline, gpu), "--max-model-len", str(max_tokens)),
         *("--generation-config", "vllm"),  # the checkpoint's own could add penalties to greedy decoding
