@@ -1,0 +1,81 @@
+"""Draws the collected data: one self-contained page, a Markdown summary, JSON. No network, no clock."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pipeline.files import atomic_file, write_json
+from pipeline.report import figures, text, words
+
+FOLDER = Path(__file__).parent
+
+
+def write_report(data: dict[str, Any], folder: Path) -> None:
+    """Writes index.html, report.md and report.json."""
+    write_json(folder / "report.json", data)
+    for name, content in (("index.html", page(data)), ("report.md", summary(data))):
+        with atomic_file(folder / name) as part:
+            part.write_text(content, encoding="utf-8")
+
+
+def page(data: dict[str, Any]) -> str:
+    """The HTML page. Every value is escaped; only the plots, which escape for themselves, are not."""
+    style = (FOLDER / "style.css").read_text(encoding="utf-8")
+    return _environment().get_template("page.html.j2").render(data, style=style)
+
+
+def summary(data: dict[str, Any]) -> str:
+    """Markdown for a pull request or a GitHub step summary."""
+    return _environment().get_template("summary.md.j2").render(data)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=lambda name: bool(name) and str(name).endswith(".html.j2"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update({"figures": figures, "words": words, "largest": _largest})
+    environment.filters.update(
+        {
+            "signed": text.signed,
+            "number": text.number,
+            "interval": text.interval,
+            "margin": text.margin,
+            "size": text.size,
+            "count": _count,
+            "seconds": _seconds,
+            "short": lambda digest: digest.removeprefix("sha256:")[:12] if digest else text.NONE,
+            "metric": words.metric_name,
+            "backend": words.backend_name,
+            "cell": _cell,
+        }
+    )
+    return environment
+
+
+def _count(value: int) -> str:
+    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return text.NONE
+    return f"{value:.0f} s" if value >= 100 else f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms"
+
+
+def _cell(value: str) -> str:
+    """Text that stays within one cell of a Markdown table and is not read as markup."""
+    for character in "\\`*_[]<>|":
+        value = value.replace(character, f"\\{character}")
+    return " ".join(value.split())
+
+
+def _largest(rows: list[dict[str, Any]], key: str) -> float:
+    return max((row[key] or 0 for row in rows), default=0) or math.inf
