@@ -112,6 +112,8 @@ def delta_nll(evidence: Evidence, aligned: Aligned, policy: Policy) -> dict[str,
         [sum(other.get(item.id, ())) - sum(one.get(item.id, ())), float(len(one.get(item.id, ())))]
         for item in aligned.items
     ]
+    if not np.isfinite(rows).all():
+        return None  # a finding of its own
     value, lower, upper = _ratio(np.array(rows), aligned, policy)
     return {"value": value, "lower": lower, "upper": upper}
 
@@ -119,7 +121,7 @@ def delta_nll(evidence: Evidence, aligned: Aligned, policy: Policy) -> dict[str,
 def divergence(evidence: Evidence) -> dict[str, Any] | None:
     """Mean and 99th percentile of the KL divergence over all tokens, in nats."""
     tokens = [value for values in evidence.divergence.values() for value in values]
-    if not tokens:
+    if not tokens or not np.isfinite(tokens).all():
         return None
     return {"mean": float(np.mean(tokens)), "p99": float(np.quantile(tokens, 0.99)), "tokens": len(tokens)}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.files import digest_json
 from pipeline.gate.evidence import CANDIDATE, Evidence
 from pipeline.gate.policy import Policy
 
@@ -21,9 +22,9 @@ def entry(evidence: Evidence, policy: Policy) -> dict[str, Any]:
     """This attempt, without its verdict."""
     arm = evidence.arms[CANDIDATE][0] if CANDIDATE in evidence.arms else None
     sources = evidence.manifest.get("sources")
-    checkpoint = sources.get("checkpoint") if isinstance(sources, dict) else None
+    checkpoint = sources.get("checkpoint") if isinstance(sources, dict) else None  # fingerprints of its parts
     return {
-        "checkpoint": checkpoint,
+        "checkpoint": None if checkpoint is None else digest_json(checkpoint),
         "recipe": evidence.recipe,
         "policy": policy.digest(),
         "engine": arm.engine_digest if arm else None,

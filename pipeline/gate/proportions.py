@@ -153,6 +153,6 @@ def design_effect(differences: Floats, groups: NDArray[np.intp]) -> float:
     independent = float((deviations**2).sum())
     sums = np.bincount(groups, weights=deviations)
     count = len(sums)
-    if independent == 0 or count < 2:
+    if independent == 0 or count < 2 or count == len(differences):
         return 1.0
     return max(1.0, count / (count - 1) * float((sums**2).sum()) / independent)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,19 +212,27 @@ def _platform(evidence: Evidence, _policy: Policy) -> Answer:
 
 
 def _census(evidence: Evidence, _policy: Policy) -> Answer:
-    census = evidence.census
-    if not census and evidence.manifest.get("recipe", evidence.recipe) is None:
+    if not evidence.census and evidence.manifest.get("recipe", evidence.recipe) is None:
         return "an engine without quantisation has no census"
-    missing = [key for key in ("quantized", "promised", "bad") if key not in census]
-    if missing:
+    return _counted(evidence.census)
+
+
+def _counted(census: Mapping[str, Any]) -> Answer:
+    if missing := [key for key in ("quantized", "promised", "bad") if key not in census]:
         return Problem(f"the census does not say: {', '.join(missing)}")
-    if census["quantized"] == 0:
+    quantized, promised = census["quantized"], census["promised"]
+    if quantized == 0:
         return Problem("the recipe matched no layer: this engine is not quantised")
-    if census["quantized"] != census["promised"]:
-        return Problem(f"{census['quantized']} layers are quantised, the recipe promises {census['promised']}")
-    if census["bad"]:
-        return Problem("layers whose range is zero, not finite or was never calibrated", tuple(census["bad"]))
-    return f"{census['quantized']} layers quantised, as the recipe promises"
+    if quantized != promised:
+        return Problem(f"{quantized} layers are quantised, the recipe promises {promised}")
+    wrong = {
+        "layers quantised against the recipe, or left out of it": census.get("unexpected", ()),
+        "layers whose range is zero, not finite or was never calibrated": census["bad"],
+    }
+    for what, layers in wrong.items():
+        if layers:
+            return Problem(what, tuple(layers))
+    return f"{quantized} layers quantised, as the recipe promises"
 
 
 def _leakage(evidence: Evidence, _policy: Policy) -> Answer:
@@ -258,12 +266,15 @@ def _slices(evidence: Evidence, policy: Policy) -> Answer:
     return ", ".join(f"{name}: {size} items" for name, size in sizes.items()) or "no slices"
 
 
-def _finite(evidence: Evidence, _policy: Policy) -> Answer:
+def _log_probs(evidence: Evidence, _policy: Policy) -> Answer:
     series = [*evidence.forced.items(), ("divergence", evidence.divergence)]
     for role, tokens in series:
         bad = tuple(name for name, values in tokens.items() if not all(map(math.isfinite, values)))
         if bad:
             return Problem(f"{role}: log-probabilities that are not finite", bad)
+    lengths = {role: {name: len(values) for name, values in tokens.items()} for role, tokens in evidence.forced.items()}
+    if any(counts != lengths.get(BASELINE) for counts in lengths.values()):
+        return Problem("the arms scored different tokens, so their log-likelihoods cannot be compared")
     return "finite" if evidence.forced or evidence.divergence else "none were asked for"
 
 
@@ -307,7 +318,7 @@ CHECKS: tuple[Check, ...] = (
     Check("leakage", "Calibration and evaluation are disjoint.", _leakage),
     Check("groups", "There are enough groups of items to resample.", _groups),
     Check("slices", "Every declared slice has items.", _slices),
-    Check("finite", "Log-probabilities, where asked for, are finite.", _finite),
+    Check("log_probs", "Log-probabilities, where asked for, are finite and of the same tokens.", _log_probs),
     Check("looks", "No more looks at an engine than were planned.", _looks),
     Check("policy_fixed", "The policy did not change between the answers and the decision.", _policy_fixed),
 )
