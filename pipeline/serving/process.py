@@ -26,7 +26,7 @@ from pipeline.files import storage_errors
 HOST = "127.0.0.1"
 GRACE_S = 15.0  # from SIGTERM to SIGKILL
 PROGRESS_S = 10.0
-TAIL_LINES = 15
+TAIL_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,10 @@ def _health_problem(url: str) -> str:
 
 def _state(name: str, process: subprocess.Popen[bytes], log: Path) -> str:
     """Whether the server still runs, and the last lines of its log."""
-    code = process.poll()
-    state = "still runs" if code is None else f"ended with exit code {code}"
+    try:
+        state = f"ended with exit code {process.wait(1)}"  # a broken connection is seen a moment before the death
+    except subprocess.TimeoutExpired:
+        state = "still runs"
     lines = "\n".join(f"  | {line}" for line in _tail(log, TAIL_LINES)) or "  | (empty)"
     return f"the {name} server {state}; the last lines of {log}:\n{lines}"
 

@@ -11,6 +11,7 @@ unsafe in a process with threads. Only the standard library is used, so it start
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -20,11 +21,14 @@ import time
 from types import FrameType
 
 POLL_S = 0.1
+SWEEP_S = 3.0
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def main(grace_s: float, command: list[str]) -> int:
     """Runs ``command`` to its end or until asked to stop; returns its exit code (128 + n for signal n)."""
     signal.signal(signal.SIGTERM, _leave)
+    _adopt_orphans()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         while child.poll() is None:
@@ -47,6 +51,7 @@ def _end(child: subprocess.Popen[bytes], grace_s: float) -> None:
         time.sleep(POLL_S / 2)
     _signal_group(child.pid, signal.SIGKILL)
     child.wait()
+    _wait_for_adopted()
 
 
 def _signal_group(group: int, number: int) -> None:
@@ -54,6 +59,24 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         return  # nobody is left in the group: that is what we want
+
+
+def _adopt_orphans() -> None:
+    """Makes us the parent of what the command leaves behind, so that we see its end and need no init for it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _wait_for_adopted() -> None:
+    """Waits for killed grandchildren: they need a moment to give back their memory."""
+    deadline = time.monotonic() + SWEEP_S
+    while time.monotonic() < deadline:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return  # none is left
+        if ended == 0:
+            time.sleep(POLL_S / 10)
 
 
 if __name__ == "__main__":
