@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
 from pipeline.records import Item, Record
 
 Piece = tuple[str, bool]  # a stretch of text, and whether it differs
+
+
+@dataclass(frozen=True)
+class _Change:
+    item: Item
+    before: float  # chrF of the first arm's answer
+    after: float
+
+    @property
+    def gain(self) -> float:
+        return self.after - self.before
 
 
 def changed_answers(
@@ -22,16 +34,15 @@ def changed_answers(
     before, after = ({record.id: _text(record) for record in records} for records in (one, other))
     common = [item for item in items if item.id in before and item.id in after]
     changed = [item for item in common if before[item.id] != after[item.id]]
-    rows = []
-    for item in changed:
-        first, second = _chrf(before[item.id], item.reference), _chrf(after[item.id], item.reference)
-        rows.append({"item": item, "before": first, "after": second, "change": second - first})
-    rows.sort(key=lambda row: (row["change"], row["item"].id))
+    rows = [
+        _Change(item, _chrf(before[item.id], item.reference), _chrf(after[item.id], item.reference)) for item in changed
+    ]
+    rows.sort(key=lambda row: (row.gain, row.item.id))
     return {
         "items": len(common),
         "changed": len(changed),
-        "worse": sum(row["change"] < 0 for row in rows),
-        "better": sum(row["change"] > 0 for row in rows),
+        "worse": sum(row.gain < 0 for row in rows),
+        "better": sum(row.gain > 0 for row in rows),
         "examples": [_example(row, before, after) for row in rows[:examples]],
     }
 
@@ -48,8 +59,8 @@ def word_differences(one: str, other: str) -> tuple[list[Piece], list[Piece]]:
     return pieces
 
 
-def _example(row: dict[str, Any], before: dict[str, str], after: dict[str, str]) -> dict[str, Any]:
-    item: Item = row["item"]
+def _example(row: _Change, before: dict[str, str], after: dict[str, str]) -> dict[str, Any]:
+    item = row.item
     one, other = word_differences(before[item.id], after[item.id])
     return {
         "id": item.id,
@@ -59,8 +70,8 @@ def _example(row: dict[str, Any], before: dict[str, str], after: dict[str, str])
         "engine": after[item.id],
         "baseline_pieces": one,
         "engine_pieces": other,
-        "baseline_chrf": row["before"],
-        "engine_chrf": row["after"],
+        "baseline_chrf": row.before,
+        "engine_chrf": row.after,
     }
 
 

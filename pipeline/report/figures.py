@@ -49,8 +49,8 @@ def attribution_plot(recipe: dict[str, Any]) -> Markup | None:
     }
     rows = []
     for name, parts in recipe["attribution"].get("metrics", {}).items():
-        for part, found in parts.items():
-            if name in margins:
+        for part in PARTS:
+            if name in margins and (found := parts.get(part)):
                 rows.append(
                     Row(
                         label=PARTS.get(part, part),

@@ -35,18 +35,19 @@ def forest(rows: Sequence[Row]) -> Markup:
 
     Every metric has its own budget, so the axis counts budgets: then one line serves all rows.
     """
-    width, left, right, row_height, top = 620, 138, 140, 36, 22
+    width, left, right, row_height, top = 630, 148, 140, 36, 22
     least = max(-6.0, min(-1.5, *(row.lower for row in rows)) - 0.15)
     most = min(4.0, max(0.9, *(row.upper for row in rows)) + 0.15)
     x = _linear(least, most, left, width - right)
     bottom = top + row_height * len(rows)
+    close = x(0) - x(-1) < 64  # their names would touch
     parts = [
         _rect(x(least), top, x(-1) - x(least), bottom - top, "zone-bad"),
         _rect(x(-1), top, x(most) - x(-1), bottom - top, "zone-ok"),
         _line(x(0), top, x(0), bottom, "zero"),
         _line(x(-1), top - 4, x(-1), bottom + 4, "budget"),
-        _text(x(-1), top - 9, "budget", "tick budget-text", "middle"),
-        _text(x(0), top - 9, "baseline", "tick", "middle"),
+        _text(x(-1), top - 9, "budget", "tick budget-text", "end" if close else "middle"),
+        _text(x(0), top - 9, "baseline", "tick", "start" if close else "middle"),
     ]
     for place, row in enumerate(rows):
         y = top + row_height * (place + 0.5)
@@ -55,12 +56,13 @@ def forest(rows: Sequence[Row]) -> Markup:
             _text(0, y - 2, row.label, "label"),
             _text(0, y + 12, row.note, "tick"),
         ]
-        low, high = max(row.lower, least), min(row.upper, most)
+        low, high = (min(max(bound, least), most) for bound in (row.lower, row.upper))
         parts.append(_line(x(low), y, x(high), y, f"interval {row.colour}"))
-        for bound, shown, tip in ((row.lower, low, -7), (row.upper, high, 7)):
+        for bound, shown in ((row.lower, low), (row.upper, high)):
             if bound == shown:
                 parts.append(_line(x(shown), y - 5, x(shown), y + 5, f"interval {row.colour}"))
             else:  # beyond the plot: an arrow head
+                tip = -7 if bound < least else 7
                 points = f"{x(shown) + tip:.1f},{y:.1f} {x(shown):.1f},{y - 5:.1f} {x(shown):.1f},{y + 5:.1f}"
                 parts.append(f'<polygon class="dot {row.colour}" points="{points}"/>')
         if least <= row.value <= most:
@@ -94,7 +96,7 @@ def histogram(series: dict[str, dict[str, int]], bin_width: int) -> Markup:
         for start, share in sorted(values.items()):
             title = f"{name}: {share:.1f} % have {start} to {start + step - 1} tokens"
             corner = x(start) + place * slot + 0.5
-            parts.append(_rect(corner, y(share), slot - 1, bottom - y(share), f"series-{place}", title))
+            parts.append(_rect(corner, y(share), slot - 1, bottom - y(share), f"series-{place}", title=title))
     every = max(1, round(longest / step / 10)) * step
     for start in range(0, longest + 1, every):
         parts.append(_text(x(start), bottom + 16, str(start), "tick", "middle"))
@@ -104,7 +106,7 @@ def histogram(series: dict[str, dict[str, int]], bin_width: int) -> Markup:
 
 def layers(points: Sequence[tuple[str, int, float]], title: str) -> Markup:
     """A dot for each quantised layer: (kind, place, value); the value is on a logarithmic axis."""
-    width, height, left, bottom = 720, 190, 48, 156
+    width, height, left, bottom = 500, 190, 48, 156
     kinds = list(dict.fromkeys(kind for kind, _, _ in points))
     values = [value for *_, value in points if value > 0]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
@@ -145,7 +147,7 @@ def _svg(width: float, height: float, parts: Sequence[str], name: str) -> Markup
     return Markup(f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(name)}">{body}</svg>')
 
 
-def _rect(x: float, y: float, width: float, height: float, style: str, title: str = "") -> str:
+def _rect(x: float, y: float, width: float, height: float, style: str, *, title: str = "") -> str:
     note = f"<title>{escape(title)}</title>" if title else ""
     size = f'width="{max(0.0, width):.1f}" height="{max(0.0, height):.1f}"'
     return f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" {size}>{note}</rect>'

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from pipeline.files import atomic_file, write_json
 from pipeline.report import figures, text, words
@@ -24,7 +25,7 @@ def write_report(data: dict[str, Any], folder: Path) -> None:
 
 def page(data: dict[str, Any]) -> str:
     """The HTML page. Every value is escaped; only the plots, which escape for themselves, are not."""
-    style = (FOLDER / "style.css").read_text(encoding="utf-8")
+    style = Markup((FOLDER / "style.css").read_text(encoding="utf-8"))
     return _environment().get_template("page.html.j2").render(data, style=style)
 
 
@@ -55,6 +56,7 @@ def _environment() -> Environment:
             "metric": words.metric_name,
             "backend": words.backend_name,
             "cell": _cell,
+            "left_out": _left_out,
         }
     )
     return environment
@@ -75,6 +77,12 @@ def _cell(value: str) -> str:
     for character in "\\`*_[]<>|":
         value = value.replace(character, f"\\{character}")
     return " ".join(value.split())
+
+
+def _left_out(counts: dict[str, int]) -> str:
+    """``calib_left_out_duplicate: 7`` and the like as ``7 duplicate (calib)``."""
+    found = [(name.split("_left_out_"), count) for name, count in counts.items() if "_left_out_" in name and count]
+    return ", ".join(f"{_count(count)} {why.replace('_', ' ')} ({which})" for (which, why), count in found) or "nothing"
 
 
 def _largest(rows: list[dict[str, Any]], key: str) -> float:

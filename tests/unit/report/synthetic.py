@@ -7,7 +7,6 @@ Answers are references with words dropped or replaced: the baseline a little, `i
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,12 @@ from pipeline.files import digest_json, read_json, write_json
 from pipeline.gate.evidence import Evidence
 from pipeline.gate.policy import Policy
 from pipeline.gate.verdict import decide
-from pipeline.records import Arm, Item, Record, Timing, read_items, write_answers, write_items
+from pipeline.records import Arm, Item, Record, Timing, write_answers, write_items
 
-WORDS = [
-    "luz",
-    "cocina",
-    "puerta",
-    "casa",
-    "temperatura",
-    "dispositivo",
-    "cuenta",
-    "estado",
-    "integración",
-    "sensor",
-    "red",
-    "clave",
-    "zona",
-    "tiempo",
-]
+WORDS = (
+    *("luz", "cocina", "puerta", "casa", "temperatura", "dispositivo", "cuenta"),
+    *("estado", "integración", "sensor", "red", "clave", "zona", "tiempo"),
+)
 RECIPES = ("int8_sq", "int8_mixed")
 DEVICE = {"gpu": None, "sm": None, "driver": None, "cuda": None, "tensorrt": None, "cpu": "x86_64 avx2 avx512 vnni"}
 POLICY = Policy(resamples=2000)
@@ -95,7 +82,7 @@ def write_run(root: Path, items: list[Item] | None = None, count: int = 200, **t
     digests = {name: _engine(root, name) for name in ("runtime", *RECIPES)}
     arms = {}
     for place, (name, lines) in enumerate(answers.items()):
-        arms[name] = _write_arm(root, name, rows, lines, digests.get(name), place)
+        arms[name] = _write_arm(root, name, rows, lines, digest=digests.get(name), place=place)
     for recipe in RECIPES:
         roles = {"baseline": "baseline", "repeat": "repeat", "runtime": "runtime", "candidate": recipe}
         evidence = Evidence(
@@ -163,7 +150,7 @@ def _engine(root: Path, name: str) -> str:
 
 
 def _write_arm(
-    root: Path, name: str, items: list[Item], texts: list[str], digest: str | None, place: int
+    root: Path, name: str, items: list[Item], texts: list[str], *, digest: str | None, place: int
 ) -> tuple[Arm, list[Record]]:
     baseline = name in ("baseline", "repeat")
     common: dict[str, Any] = {
@@ -194,8 +181,3 @@ def _write_arm(
     ]
     write_answers(root / "artifacts/answers" / name, arm, records, timings)
     return arm, records
-
-
-def real_items(root: Path) -> list[Item]:
-    """The evaluation set of a run that is on disk."""
-    return [replace(item) for item in read_items(root / "calib_data/eval.jsonl")]
