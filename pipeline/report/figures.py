@@ -24,7 +24,7 @@ def verdict_plot(recipe: dict[str, Any]) -> Markup | None:
         if row["lower"] is None or not margin:
             continue
         name = metric_name(row["name"])
-        advisory = row["importance"] == "advisory"
+        idle = row["importance"] == "advisory" or recipe["verdict"] == "INVALID"  # decides nothing
         rows.append(
             Row(
                 label=name if row["slice"] == "all" else f"{name}, {row['slice']}",
@@ -32,7 +32,7 @@ def verdict_plot(recipe: dict[str, Any]) -> Markup | None:
                 value=row["difference"] / margin,
                 lower=row["lower"] / margin,
                 upper=row["upper"] / margin,
-                colour="void" if advisory else OUTCOMES[row["outcome"]],
+                colour="void" if idle else OUTCOMES[row["outcome"]],
                 text=f"{signed(row['difference'])} {interval(row)}",
                 title=f"{row['method']}; {row['signature']}",
             )
