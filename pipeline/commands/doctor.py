@@ -15,7 +15,7 @@ examples:
 """
 NEXT = {
     "onnxruntime": "pip install 'enginegate[onnx]'",
-    "vllm": "`make setup` makes .venv-vllm; or set baseline.vllm, or baseline.url to a server that runs already",
+    "vllm": "`make setup-vllm` makes .venv-vllm; or set baseline.vllm, or baseline.url to a server that runs already",
     "tensorrt": "optional: pip install 'enginegate[tensorrt]' on a machine with an NVIDIA GPU",
     "tensorrt_llm": "optional: pip install 'enginegate[tensorrt-llm]' in an environment of its own, with an NVIDIA GPU",
 }

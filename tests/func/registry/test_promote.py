@@ -186,6 +186,17 @@ def test_names(project: Path) -> None:
     assert promote(project, dry_run=True)[0][0].artifact == "shop_mt-int8_mixed"
 
 
+def test_a_project_in_a_subfolder_of_its_repository(project: Path, tmp_path: Path) -> None:
+    inner = tmp_path / "Mono/ml"
+    shutil.copytree(project, inner, ignore=shutil.ignore_patterns(".git", ".dvc"))
+    shell(inner.parent, "git", "init", "-q")
+    dvc(inner, "init", "-q", "--subdir")
+    dvc(inner, "commit", "-q", "-f")
+    commit(inner.parent)
+    assert promote(inner)[0][0].tag == "mono-int8_mixed@v0.0.1"
+    assert promote(inner)[0][0].action == "already"
+
+
 def test_a_version_that_is_taken(project: Path) -> None:
     promote(project, version="v1.0.0")
     write_verdict(project, "int8_mixed", write_engine(project / "engines/int8_mixed", "int8_mixed", b"better"))
