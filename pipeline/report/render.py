@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update({"figures": figures, "words": words, "largest": _largest})
+    environment.globals.update({"figures": figures, "words": words, "largest": _largest, "pretty": _pretty})
     environment.filters.update(
         {
             "signed": text.signed,
@@ -83,6 +84,10 @@ def _left_out(counts: dict[str, int]) -> str:
     """``calib_left_out_duplicate: 7`` and the like as ``7 duplicate (calib)``."""
     found = [(name.split("_left_out_"), count) for name, count in counts.items() if "_left_out_" in name and count]
     return ", ".join(f"{_count(count)} {why.replace('_', ' ')} ({which})" for (which, why), count in found) or "nothing"
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _largest(rows: list[dict[str, Any]], key: str) -> float:

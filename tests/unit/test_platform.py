@@ -13,8 +13,8 @@ from pipeline.platform import cpu_isa, describe_platform, find_backends, find_gp
 SMI = """\
 #!/bin/sh
 case "$*" in
-  *--query-gpu*) echo "NVIDIA H200, 9.0, 570.133.20"; echo "NVIDIA H200, 9.0, 570.133.20";;
-  *) echo "| NVIDIA-SMI 570.133.20   Driver Version: 570.133.20   CUDA Version: 12.8 |";;
+  *--query-gpu*) echo "NVIDIA H200, 9.0, 580.159.04"; echo "NVIDIA H200, 9.0, 580.159.04";;
+  *) echo "| NVIDIA-SMI 580.159.04   Driver Version: 580.159.04   CUDA Version: 13.0 |";;
 esac
 """
 
@@ -38,7 +38,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_gpu(bare: Path) -> None:
     program(bare, "nvidia-smi", SMI)
     found = describe_platform(Baseline())["device"]
-    assert (found["gpu"], found["sm"], found["driver"], found["cuda"]) == ("NVIDIA H200", "90", "570.133.20", "12.8")
+    assert (found["gpu"], found["sm"], found["driver"], found["cuda"]) == ("NVIDIA H200", "90", "580.159.04", "13.0")
 
 
 def test_no_driver() -> None:
