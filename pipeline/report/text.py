@@ -10,7 +10,7 @@ from typing import Any
 UNITS = ("B", "kB", "MB", "GB", "TB")
 MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"  # where there is no number
-_NUMERIC = f"+{MINUS}{NONE}0123456789"
+_NUMERIC = f"[+{MINUS}{NONE}0123456789"
 
 
 def signed(value: float | None, digits: int = 2) -> str:
@@ -51,16 +51,16 @@ def folder_size(folder: Path) -> int:
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Rows of cells as aligned lines; cells that look like numbers go to the right."""
+    """Rows of cells as aligned lines; a column whose last cell is a number goes to the right."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return [
-        indent
-        + "  ".join(
-            cell.rjust(width) if cell[:1] in _NUMERIC else cell.ljust(width)
-            for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    right = [cell[:1] in _NUMERIC for cell in rows[-1]]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, right, strict=True)
+        lines.append(
+            indent + "  ".join(cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in cells)
+        )
+    return [line.rstrip() for line in lines]
 
 
 def verdict_lines(verdict: dict[str, Any]) -> list[str]:
@@ -114,7 +114,8 @@ def engine_lines(manifest: dict[str, Any], folder: Path) -> list[str]:
         for name, path in here.items()
     ]
     total = sum(path.stat().st_size for path in here.values() if path.exists())
-    lines += ["", f"  {len(rows)} files, {size(total)}", *columns(rows, "    ")]
+    plural = "" if len(rows) == 1 else "s"
+    lines += ["", f"  {len(rows)} file{plural}, {size(total)}", *columns(rows, "    ")]
     if section := manifest.get("verdict"):
         lines += ["", f"  promoted: {section['verdict']}, attempt {section['attempt']}"]
         lines += [f"    {reason}" for reason in section["reasons"]]

@@ -28,6 +28,7 @@ def test_margin() -> None:
 
 def test_columns_align() -> None:
     assert columns([("name", "value"), ("a", "+1.00")]) == ["  name  value", "  a     +1.00"]
+    assert columns([("name", "n", "x"), ("a", "640", "pass")]) == ["  name    n  x", "  a     640  pass"]
 
 
 def test_headline() -> None:
