@@ -54,13 +54,14 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     """Rows of cells as aligned lines; a column whose last cell is a number goes to the right."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     right = [cell[:1] in _NUMERIC for cell in rows[-1]]
-    lines = []
-    for row in rows:
-        cells = zip(row, widths, right, strict=True)
-        lines.append(
-            indent + "  ".join(cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in cells)
-        )
-    return [line.rstrip() for line in lines]
+    aligned = [
+        [
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(row, widths, right, strict=True)
+        ]
+        for row in rows
+    ]
+    return [(indent + "  ".join(cells)).rstrip() for cells in aligned]
 
 
 def verdict_lines(verdict: dict[str, Any]) -> list[str]:
