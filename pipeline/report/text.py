@@ -53,15 +53,9 @@ def folder_size(folder: Path) -> int:
 def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     """Rows of cells as aligned lines; a column whose last cell is a number goes to the right."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    right = [cell[:1] in _NUMERIC for cell in rows[-1]]
-    aligned = [
-        [
-            cell.rjust(width) if flush else cell.ljust(width)
-            for cell, width, flush in zip(row, widths, right, strict=True)
-        ]
-        for row in rows
-    ]
-    return [(indent + "  ".join(cells)).rstrip() for cells in aligned]
+    signs = [">" if cell[:1] in _NUMERIC else "<" for cell in rows[-1]]
+    shape = indent + "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+    return [shape.format(*row).rstrip() for row in rows]
 
 
 def verdict_lines(verdict: dict[str, Any]) -> list[str]:
