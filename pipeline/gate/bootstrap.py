@@ -18,7 +18,8 @@ from scipy import special
 
 from pipeline.evaluate.base import Floats
 
-BLOCK = 1 << 20  # drawn items at once: about 30 MB
+DRAWN = 1 << 15  # items drawn at once: their counts stay in a core's second cache
+MATRIX = 1 << 18  # counts multiplied at once: 2 MiB
 TIE = 1e-9
 Score = Callable[[Floats], Floats]
 
@@ -26,16 +27,28 @@ Score = Callable[[Floats], Floats]
 def resample(statistics: Floats, resamples: int, seed: int) -> Floats:
     """Summed statistics of ``resamples`` draws: shape [n, k] to [resamples, k]. Integer sums are exact."""
     n = len(statistics)
-    generator = np.random.default_rng(seed)
+    generator = np.random.Generator(np.random.SFC64(seed))
     totals = np.empty((resamples, statistics.shape[1]))
-    rows = max(1, BLOCK // n)
+    rows = max(1, MATRIX // n)
+    counts = np.empty((min(rows, resamples), n))
     for start in range(0, resamples, rows):
-        block = min(rows, resamples - start)
-        drawn = generator.integers(0, n, size=(block, n))
-        drawn += np.arange(block)[:, None] * n
-        counts = np.bincount(drawn.ravel(), minlength=block * n).reshape(block, n)
-        totals[start : start + block] = counts.astype(np.float64) @ statistics
+        block = counts[: min(rows, resamples - start)]
+        _draw(generator, block)
+        totals[start : start + len(block)] = block @ statistics
     return totals
+
+
+def _draw(generator: np.random.Generator, counts: Floats) -> None:
+    """Fills ``counts``, shape [rows, n]: how often each of n items is drawn in n draws with replacement."""
+    rows, n = counts.shape
+    step = max(1, DRAWN // n)
+    # 16 random bits are enough for most evaluation sets, and three times as fast as 64.
+    kind = np.uint16 if n <= 1 << 16 else np.uint32
+    offsets = np.arange(step)[:, None] * n
+    for start in range(0, rows, step):
+        places = generator.integers(0, n, size=(min(step, rows - start), n), dtype=kind)
+        drawn = np.add(places, offsets[: len(places)], dtype=np.intp)
+        counts[start : start + step] = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
 
 
 def grouped(statistics: Floats, groups: NDArray[np.intp]) -> Floats:

@@ -30,11 +30,15 @@ def test_a_draw_has_n_rows_of_the_sample() -> None:
     assert abs(bootstrap.resample(np.eye(50), 200, seed=1).mean() - 1) < 1e-12
 
 
-def test_blocks_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    statistics = np.random.default_rng(0).integers(0, 9, size=(40, 3)).astype(float)
-    whole = bootstrap.resample(statistics, 300, seed=5)
-    monkeypatch.setattr(bootstrap, "BLOCK", 400)
-    assert (bootstrap.resample(statistics, 300, seed=5) == whole).all()
+@pytest.mark.parametrize("n", [1, 2, 2000, 20_000, 70_000])
+def test_draws_of_any_size_are_of_that_size_and_reach_every_item(n: int) -> None:
+    ends = np.zeros((n, 3))
+    ends[:, 0], ends[0, 1], ends[-1, 2] = 1, 1, 1
+    totals = bootstrap.resample(ends, 60, seed=5)
+    assert (totals[:, 0] == n).all()
+    assert totals[:, 1].sum() > 20  # each end is drawn once on average
+    assert totals[:, 2].sum() > 20
+    assert (bootstrap.resample(ends, 60, seed=5) == totals).all()
 
 
 def test_both_arms_get_the_same_draw() -> None:
