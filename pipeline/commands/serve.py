@@ -13,8 +13,8 @@ def register(subparsers: Any) -> None:
     """Adds the command."""
     parser = subparsers.add_parser("serve", help="serve an engine over HTTP (OpenAI-compatible)", description=__doc__)
     parser.add_argument("engine", type=Path, metavar="ENGINE_DIR", help="a folder with manifest.json")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=8000, help="0: any free one (default: %(default)s)")
     parser.set_defaults(run=run)
 
 
@@ -48,6 +48,12 @@ def run(args: argparse.Namespace) -> int:
         handler_cancellation=True,
     )
     return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)
 
 
 def eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:

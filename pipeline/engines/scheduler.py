@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pipeline.errors import ServerError
 
 LINGER_S = 0.005  # a lone request waits this long for company
-DROP_SHARE = 0.25  # finished rows are dropped when they are this share of the batch
+DROP_SHARE = 0.125  # finished rows are dropped when they are this share of the batch: a copy costs about two rows
 
 State: TypeAlias = Any  # what an executor keeps between two steps; only the executor looks into it
 

@@ -9,71 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline import __version__
 from pipeline.engines.scheduler import Failure, Job, Scheduler, Token
+from pipeline.engines.wire import CompletionBody, Refusal, Reply, parse_body
 from pipeline.errors import ServerError
 
 MAX_BODY = 32 * 2**20  # bytes
 SCHEDULER = web.AppKey("scheduler", Scheduler)
-
-
-class StreamOptions(BaseModel):
-    """``stream_options`` of a request."""
-
-    include_usage: bool = False
-
-
-class CompletionBody(BaseModel):
-    """The body of ``/v1/completions``. Literal types are the parameters that only have one value here."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    prompt: list[int] | str
-    model: str | None = None
-    max_tokens: int = Field(default=16, ge=1)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    add_special_tokens: bool = True
-    return_token_ids: bool | None = None
-    n: Literal[1] = 1
-    best_of: Literal[1] | None = None
-    temperature: float | None = Field(default=None, ge=0, le=0)
-    repetition_penalty: float | None = Field(default=None, ge=1, le=1)
-    presence_penalty: float | None = Field(default=None, ge=0, le=0)
-    frequency_penalty: float | None = Field(default=None, ge=0, le=0)
-    min_tokens: Literal[0] = 0
-    echo: Literal[False] | None = None
-    stop: Literal[""] | list[str] | None = Field(default=None, max_length=0)
-    logprobs: None = None
-    prompt_logprobs: None = None
-    logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
-    suffix: None = None
-
-
-class Refusal(Exception):  # noqa: N818  it is an answer, not a fault of ours
-    """An HTTP error in OpenAI's form."""
-
-    def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind
-        self.param = param
-
-    def body(self) -> dict[str, Any]:
-        """The JSON body."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 
 
 def build_app(scheduler: Scheduler, tokenizer: Any, model: str, eos_token_ids: frozenset[int]) -> web.Application:
@@ -140,10 +87,10 @@ class _Api:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answers one prompt, whole or as a stream."""
-        body = _parse_body(await request.read())
+        body = parse_body(await request.read())
         if body.model not in (None, self.model):
             raise Refusal(404, f"the model {body.model!r} does not exist; this is {self.model!r}", "NotFoundError")
-        reply = _Reply(body, self._prompt(body), self.tokenizer, self.model)
+        reply = Reply(body, self._prompt(body), self.tokenizer, self.model)
         tokens, job = self._submit(body, reply.prompt)
         try:
             if body.stream:
@@ -189,7 +136,7 @@ class _Api:
             raise Refusal(503, error.message, "ServiceUnavailableError") from error
         return _tokens(queue), job
 
-    async def _stream(self, request: web.Request, reply: _Reply, tokens: AsyncIterator[Token]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, reply: Reply, tokens: AsyncIterator[Token]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         try:
@@ -202,103 +149,6 @@ class _Api:
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
-
-
-class _Reply:
-    """One answer as it grows, in OpenAI's form."""
-
-    def __init__(self, body: CompletionBody, prompt: list[int], tokenizer: Any, model: str) -> None:
-        self.body = body
-        self.prompt = prompt
-        self.model = model
-        self.id = f"cmpl-{uuid.uuid4().hex}"
-        self.created = int(time.time())
-        self.token_ids: list[int] = []
-        self.finish_reason: str | None = None
-        self._text = _TextStream(tokenizer, body.skip_special_tokens)
-
-    def take(self, token: Token) -> str:
-        """Adds a token; returns the text that it completes."""
-        self.token_ids.append(token.id)
-        self.finish_reason = token.finish_reason
-        visible = [] if token.finish_reason == "stop" else [token.id]
-        return self._text.push(visible, final=token.finish_reason is not None)
-
-    def chunk(self, token: Token) -> dict[str, Any]:
-        """Adds a token; returns its event."""
-        text = self.take(token)
-        return self.envelope([self._choice(text, [token.id], first=len(self.token_ids) == 1)])
-
-    def whole(self) -> dict[str, Any]:
-        """The answer without streaming."""
-        return self.envelope([self._choice(self._text.text, self.token_ids, first=True)], usage=True)
-
-    def envelope(self, choices: list[dict[str, Any]], usage: bool = False) -> dict[str, Any]:
-        """What surrounds the choices."""
-        reply: dict[str, Any] = {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-        if usage:
-            counts = len(self.prompt), len(self.token_ids)
-            names = ("prompt_tokens", "completion_tokens", "total_tokens")
-            reply["usage"] = dict(zip(names, (*counts, sum(counts)), strict=True))
-        return reply
-
-    def _choice(self, text: str, token_ids: list[int], first: bool) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": 0,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": self.finish_reason,
-        }
-        if self.body.return_token_ids:
-            choice["token_ids"] = token_ids
-            choice["prompt_token_ids"] = self.prompt if first else None
-        return choice
-
-
-class _TextStream:
-    """Token ids into text, piece by piece: a piece is held back while it ends inside a character.
-
-    Only the last few ids are decoded again, with one settled piece before them, because a token's text can
-    depend on the token before it (a leading space).
-    """
-
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool) -> None:
-        self.text = ""
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._ids: list[int] = []
-        self._context = 0  # ids before this place are settled and no longer needed
-        self._settled = 0  # ids before this place are in ``text``
-
-    def push(self, ids: list[int], final: bool) -> str:
-        """Adds ids; returns the text that they complete. ``final`` gives out even a broken character."""
-        self._ids += ids
-        before = self._decode(self._ids[self._context : self._settled])
-        now = self._decode(self._ids[self._context :])
-        if now.endswith("\N{REPLACEMENT CHARACTER}") and not final:
-            return ""
-        self._context, self._settled = self._settled, len(self._ids)
-        piece = now[len(before) :]
-        self.text += piece
-        return piece
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False))
-
-
-def _parse_body(content: bytes) -> CompletionBody:
-    try:
-        return CompletionBody.model_validate_json(content)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        param = ".".join(map(str, problem["loc"])) or None
-        raise Refusal(400, f"{param or 'body'}: {problem['msg']}", param=param) from error
 
 
 def _event(value: Mapping[str, Any]) -> bytes:

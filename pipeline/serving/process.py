@@ -50,7 +50,7 @@ class Server:
 
 def choose_port(port: int = 0, host: str = HOST) -> int:
     """``port`` if it is free, or any free one for 0. Raises ServerError for a port in use."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
         try:
             probe.bind((host, port))

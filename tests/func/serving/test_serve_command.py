@@ -57,6 +57,13 @@ def test_a_port_in_use(engine: Path) -> None:
     assert "next: " in done.stderr
 
 
+@pytest.mark.parametrize("port", ["70000", "-1", "http"])
+def test_what_is_no_port(engine: Path, port: str) -> None:
+    done = serve(str(engine), f"--port={port}")
+    assert done.returncode == 64
+    assert f"{port!r} is no port" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_and_stops_in_order(engine: Path, number: signal.Signals) -> None:
     import time
