@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ def quantize_model(model: Any, recipe: Recipe, samples: Sequence[Sequence[int]],
                 bar.update(ids.numel())
 
     model.eval()
+    # One warning for each layer that the recipe leaves out; the census lists them.
+    warnings.filterwarnings("ignore", message=".*is not calibrated, skip smoothing")
     try:
         mtq.quantize(model, recipe.modelopt_config(), forward_loop)
     except RuntimeError as error:
