@@ -10,7 +10,8 @@ losses are rare and large, where plain percentiles promise too much.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from pipeline.evaluate.base import Floats
 DRAWN = 1 << 15  # items drawn at once: their counts stay in a core's second cache
 MATRIX = 1 << 18  # counts multiplied at once: 2 MiB
 TIE = 1e-9
+K = TypeVar("K", bound=Hashable)
 Score = Callable[[Floats], Floats]
 
 
@@ -58,11 +60,14 @@ def grouped(statistics: Floats, groups: NDArray[np.intp]) -> Floats:
     return sums
 
 
-def paired_differences(baseline: Floats, candidate: Floats, score: Score, resamples: int, seed: int) -> Floats:
-    """Candidate minus baseline on each draw, shape [resamples]; both arrays have shape [n, k]."""
-    totals = resample(np.hstack([baseline, candidate]), resamples, seed)
-    k = baseline.shape[1]
-    return score(totals[:, k:]) - score(totals[:, :k])
+def resample_together(statistics: Mapping[K, Floats], resamples: int, seed: int) -> dict[K, Floats]:
+    """``resample`` of several statistics of the same items with the same draws: [n, k] to [resamples, k] each.
+
+    This is what pairs the arms, and one set of draws serves all metrics and arms.
+    """
+    widths = np.cumsum([rows.shape[1] for rows in statistics.values()])
+    totals = resample(np.hstack(list(statistics.values())), resamples, seed)
+    return dict(zip(statistics, np.split(totals, widths[:-1], axis=1), strict=True))
 
 
 def jackknife_differences(baseline: Floats, candidate: Floats, score: Score) -> Floats:

@@ -9,6 +9,7 @@ to 1e-9 points first, so that this answer never hangs on the last bit of a float
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline.evaluate.base import Floats, Metric
 from pipeline.gate import bootstrap, plan, proportions
+from pipeline.gate.bootstrap import K
 from pipeline.gate.policy import Method, Policy
 
 GRID = Decimal("1e-9")
@@ -25,11 +27,13 @@ Outcome = Literal["pass", "fail", "inconclusive", "invalid"]
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Per-item statistics of two arms, shape [items, k] each, and the group number of each item, [items]."""
+class Measured:
+    """One arm under one metric: statistics of items [n, k], of groups [g, k], of draws [resamples, k], and the
+    number of each item's group [n]."""
 
-    baseline: Floats
-    candidate: Floats
+    items: Floats
+    units: Floats
+    draws: Floats
     groups: NDArray[np.intp]
 
 
@@ -85,32 +89,37 @@ def judged(lower: float, upper: float, margin: Decimal) -> Outcome:
     return "fail" if exact(upper) < -margin else "inconclusive"
 
 
-def bounds(metric: Metric, sample: Sample, policy: Policy, method: Method) -> Bounds:
-    """Bounds of the gain; ``method`` is only for right-or-wrong metrics."""
+def measure(statistics: Mapping[K, Floats], groups: NDArray[np.intp], policy: Policy) -> dict[K, Measured]:
+    """Draws once for all metrics and arms; ``statistics`` have shape [items, k], ``groups`` shape [items]."""
+    units = {key: bootstrap.grouped(rows, groups) for key, rows in statistics.items()}
+    draws = bootstrap.resample_together(units, policy.resamples, policy.seed)
+    return {key: Measured(rows, units[key], draws[key], groups) for key, rows in statistics.items()}
+
+
+def bounds(metric: Metric, baseline: Measured, candidate: Measured, policy: Policy) -> Bounds:
+    """Bounds of the gain by the method that fits the metric."""
     confidence = policy.confidence_of_a_look
     if metric.kind == "binary":
-        return _score_bounds(sample, confidence, method)
+        return _score_bounds(baseline, candidate, confidence, policy.metrics[metric.name].method)
     sign = 1.0 if metric.higher_is_better else -1.0
-    first = bootstrap.grouped(sample.baseline, sample.groups)
-    second = bootstrap.grouped(sample.candidate, sample.groups)
 
     def gain(totals: Floats) -> Floats:
         return sign * metric.score(totals)
 
-    observed = float(gain(second.sum(axis=0)) - gain(first.sum(axis=0)))
-    draws = bootstrap.paired_differences(first, second, gain, policy.resamples, policy.seed)
-    jackknife = bootstrap.jackknife_differences(first, second, gain)
+    observed = float(gain(candidate.items.sum(axis=0)) - gain(baseline.items.sum(axis=0)))
+    draws = gain(candidate.draws) - gain(baseline.draws)
+    jackknife = bootstrap.jackknife_differences(baseline.units, candidate.units, gain)
     lower, upper = bootstrap.bca(draws, observed, jackknife, confidence)
-    n = len(sample.baseline)
-    units = f", {len(first)} groups" if len(first) < n else ""
+    n = len(baseline.items)
+    units = f", {len(baseline.units)} groups" if len(baseline.units) < n else ""
     spread = float(draws.var()) * n
     return Bounds(observed, lower, upper, spread, f"paired bootstrap, BCa, {policy.resamples} draws{units}")
 
 
-def _score_bounds(sample: Sample, confidence: float, method: Method) -> Bounds:
-    baseline, candidate = sample.baseline[:, 0], sample.candidate[:, 0]
-    counts = proportions.table(baseline > 0, candidate > 0)
-    effect = proportions.design_effect(candidate - baseline, sample.groups)
+def _score_bounds(baseline: Measured, candidate: Measured, confidence: float, method: Method) -> Bounds:
+    one, other = baseline.items[:, 0], candidate.items[:, 0]
+    counts = proportions.table(one > 0, other > 0)
+    effect = proportions.design_effect(other - one, baseline.groups)
     interval = proportions.tango if method == "tango" else proportions.newcombe
     lower, upper = interval(counts.scaled(1 / effect), confidence)
     name = "Tango score" if method == "tango" else "Newcombe method 10"
@@ -119,11 +128,13 @@ def _score_bounds(sample: Sample, confidence: float, method: Method) -> Bounds:
     return Bounds(100 * counts.difference, 100 * lower, 100 * upper, variance, name + note)
 
 
-def compare(metric: Metric, sample: Sample, policy: Policy, part: str = "all") -> Comparison:
+def compare(
+    metric: Metric, baseline: Measured, candidate: Measured, policy: Policy, *, part: str = "all"
+) -> Comparison:
     """Judges one metric on one slice by its rule in the policy."""
     rule = policy.metrics[metric.name]
-    n = len(sample.baseline)
-    totals = sample.baseline.sum(axis=0), sample.candidate.sum(axis=0)
+    n = len(baseline.items)
+    totals = baseline.items.sum(axis=0), candidate.items.sum(axis=0)
     scores = float(metric.score(totals[0])), float(metric.score(totals[1]))
 
     def result(outcome: Outcome, detail: str, found: Bounds | None = None, **more: Any) -> Comparison:
@@ -155,7 +166,7 @@ def compare(metric: Metric, sample: Sample, policy: Policy, part: str = "all") -
         margin = rule.points(exact(scores[0]))
     except ValueError as error:
         return result("invalid", str(error))
-    found = bounds(metric, sample, policy, rule.method)
+    found = bounds(metric, baseline, candidate, policy)
     outcome = judged(found.lower, found.upper, margin)
     floor = _floor(metric, scores[0], float(margin), policy.confidence_of_a_look)
     if outcome == "pass" and n < floor:

@@ -20,7 +20,7 @@ from pipeline.gate import attribution, ledger
 from pipeline.gate.evidence import BASELINE, CANDIDATE, REPEAT, RUNTIME, Aligned, Evidence, align
 from pipeline.gate.fidelity import fidelity
 from pipeline.gate.health import health
-from pipeline.gate.noninferiority import Comparison, Sample, bounds, compare
+from pipeline.gate.noninferiority import Comparison, Measured, bounds, compare, measure
 from pipeline.gate.policy import Policy
 from pipeline.gate.validity import Finding, comparable, run_checks
 
@@ -65,7 +65,8 @@ class Verdict:
         }
 
 
-Statistics = dict[str, dict[str, Floats]]  # metric -> role -> per-item statistics
+Key = tuple[str, str]  # metric, role
+Pair = tuple[Measured, Measured]
 
 
 def decide(evidence: Evidence, policy: Policy) -> Verdict:
@@ -77,14 +78,17 @@ def decide(evidence: Evidence, policy: Policy) -> Verdict:
     if comparable(findings):
         aligned = align(evidence, cluster=policy.cluster)
         metrics = {name: make_metric(name, rule.options) for name, rule in policy.metrics.items()}
-        statistics: Statistics = {
-            name: {role: metric.statistics(aligned.texts(role), aligned.items) for role in aligned.records}
+        statistics = {
+            (name, role): metric.statistics(aligned.texts(role), aligned.items)
             for name, metric in metrics.items()
+            for role in aligned.records
         }
-        comparisons = _comparisons(metrics, statistics, aligned, policy)
+        measured = measure(statistics, aligned.groups, policy)
+        whole = [compare(metric, *_pair(measured, name), policy) for name, metric in metrics.items()]
+        comparisons = [*whole, *_sliced(metrics, statistics, aligned, policy)]
         measures = fidelity(evidence, aligned, policy)
-        parts = _attributed(metrics, statistics, aligned, policy, comparisons)
-        findings.append(_steady(metrics, statistics, aligned, policy))
+        parts = _attributed(metrics, measured, policy, whole)
+        findings.append(_steady(metrics, measured, policy))
     word, reasons = _word(findings, comparisons, measures)
     attempt = {**ledger.entry(evidence, policy), "verdict": word}
     return Verdict(
@@ -102,58 +106,50 @@ def decide(evidence: Evidence, policy: Policy) -> Verdict:
     )
 
 
-def _comparisons(
-    metrics: Mapping[str, Metric], statistics: Statistics, aligned: Aligned, policy: Policy
+def _pair(measured: Mapping[Key, Measured], name: str, one: str = BASELINE, other: str = CANDIDATE) -> Pair:
+    return measured[name, one], measured[name, other]
+
+
+def _sliced(
+    metrics: Mapping[str, Metric], statistics: Mapping[Key, Floats], aligned: Aligned, policy: Policy
 ) -> list[Comparison]:
-    everything = list(range(len(aligned.items)))
-    parts = {"all": everything}
-    for name, part in policy.slices.items():
-        held = [place for place, item in enumerate(aligned.items) if part.holds(item.source, item.tags)]
-        if held:  # an empty slice is a finding of its own
-            parts[name] = held
     found = []
-    for name, metric in metrics.items():
-        for part_name, places in parts.items():
-            of_roles = statistics[name]
-            groups = np.unique(aligned.groups[places], return_inverse=True)[1]
-            sample = Sample(of_roles[BASELINE][places], of_roles[CANDIDATE][places], groups)
-            found.append(compare(metric, sample, policy, part_name))
+    for slice_name, part in policy.slices.items():
+        places = [place for place, item in enumerate(aligned.items) if part.holds(item.source, item.tags)]
+        if not places:
+            continue  # a finding of its own
+        groups = np.unique(aligned.groups[places], return_inverse=True)[1]
+        chosen = {key: rows[places] for key, rows in statistics.items() if key[1] in (BASELINE, CANDIDATE)}
+        measured = measure(chosen, groups, policy)
+        found += [compare(metric, *_pair(measured, name), policy, part=slice_name) for name, metric in metrics.items()]
     return found
 
 
 def _attributed(
-    metrics: Mapping[str, Metric],
-    statistics: Statistics,
-    aligned: Aligned,
-    policy: Policy,
-    comparisons: list[Comparison],
+    metrics: Mapping[str, Metric], measured: Mapping[Key, Measured], policy: Policy, whole: list[Comparison]
 ) -> dict[str, Any]:
     pairs = {"noise": (BASELINE, REPEAT), "runtime": (BASELINE, RUNTIME), "quantization": (RUNTIME, CANDIDATE)}
     parts: dict[str, dict[str, dict[str, float]]] = {}
     text = []
-    for comparison in comparisons:
-        if comparison.slice != "all" or comparison.outcome == "invalid":
+    for comparison in whole:
+        if comparison.outcome == "invalid":
             continue
         name = comparison.name
-        of_roles, method = statistics[name], policy.metrics[name].method
         parts[name] = {
-            part: attribution.part(
-                bounds(metrics[name], Sample(of_roles[first], of_roles[second], aligned.groups), policy, method)
-            )
-            for part, (first, second) in pairs.items()
-            if {first, second} <= of_roles.keys()
+            part: attribution.part(bounds(metrics[name], *_pair(measured, name, *roles), policy))
+            for part, roles in pairs.items()
+            if all((name, role) in measured for role in roles)
         }
         if comparison.importance == "critical":
             text.append(attribution.explain(comparison, parts[name]))
     return attribution.attribution(parts, text)
 
 
-def _steady(metrics: Mapping[str, Metric], statistics: Statistics, aligned: Aligned, policy: Policy) -> Finding:
+def _steady(metrics: Mapping[str, Metric], measured: Mapping[Key, Measured], policy: Policy) -> Finding:
     """The baseline must pass its own gate: a repeat that is proven worse makes every comparison worthless."""
-    for name, rule in policy.metrics.items():
-        if rule.importance == "critical":
-            sample = Sample(statistics[name][BASELINE], statistics[name][REPEAT], aligned.groups)
-            repeated = compare(metrics[name], sample, policy)
+    for name, metric in metrics.items():
+        if policy.metrics[name].importance == "critical":
+            repeated = compare(metric, *_pair(measured, name, BASELINE, REPEAT), policy)
             if repeated.outcome == "fail":
                 return Finding("steady", False, f"the baseline's repeat fails {name} against it: {repeated.detail}")
     return Finding("steady", True, "the baseline's repeat does not fail against it")
@@ -170,12 +166,12 @@ def _word(findings: list[Finding], comparisons: list[Comparison], measures: dict
             rejected.append(f"{place} {row.detail}")
         if row.importance == "critical" and row.outcome == "inconclusive":
             open_questions.append(f"{place} {row.detail}")
-    for name, measure in measures.items():
-        outcome = measure.get("outcome") if measure else None
-        if outcome == "fail" and measure["importance"] in BINDING:
-            rejected.append(f"{name}: {_limit(name, measure)}")
-        if outcome == "inconclusive" and measure["importance"] == "critical":
-            open_questions.append(f"{name}: {_limit(name, measure)}, though not beyond doubt")
+    for name, found in measures.items():
+        outcome = found.get("outcome") if found else None
+        if outcome == "fail" and found["importance"] in BINDING:
+            rejected.append(f"{name}: {_limit(name, found)}")
+        if outcome == "inconclusive" and found["importance"] == "critical":
+            open_questions.append(f"{name}: {_limit(name, found)}, though not beyond doubt")
     if invalid:
         return "INVALID", invalid
     if rejected:

@@ -7,8 +7,9 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
+from pipeline.evaluate.base import Floats, Metric
 from pipeline.evaluate.registry import make_metric
-from pipeline.gate.noninferiority import Sample, compare, judged
+from pipeline.gate.noninferiority import Comparison, compare, judged, measure
 from pipeline.gate.policy import MetricRule, Policy
 from pipeline.records import Item
 
@@ -20,10 +21,19 @@ def policy_of(name: str, **rule: object) -> Policy:
     return Policy(metrics={name: MetricRule(**fields)})  # type: ignore[arg-type]
 
 
-def sample(metric: object, baseline: list[str], candidate: list[str], groups: list[int] | None = None) -> Sample:
+Statistics = tuple[Floats, Floats, list[int]]
+
+
+def sample(metric: Metric, baseline: list[str], candidate: list[str], groups: list[int] | None = None) -> Statistics:
     items = ITEMS[: len(baseline)]
-    numbers = np.array(groups if groups is not None else range(len(items)))
-    return Sample(metric.statistics(baseline, items), metric.statistics(candidate, items), numbers)  # type: ignore[attr-defined]
+    numbers = groups if groups is not None else list(range(len(items)))
+    return metric.statistics(baseline, items), metric.statistics(candidate, items), numbers
+
+
+def judge(metric: Metric, statistics: Statistics, policy: Policy) -> Comparison:
+    baseline, candidate, groups = statistics
+    measured = measure({"baseline": baseline, "candidate": candidate}, np.array(groups), policy)
+    return compare(metric, measured["baseline"], measured["candidate"], policy)
 
 
 def right(count: int, n: int) -> list[str]:
@@ -51,7 +61,7 @@ def test_a_relative_margin_is_exact_too() -> None:
     metric = make_metric("token_f1")
     baseline = np.column_stack([np.full(400, 0.35), np.ones(400)])
     candidate = np.column_stack([np.full(400, 0.343), np.ones(400)])
-    found = compare(metric, Sample(baseline, candidate, np.arange(400)), policy_of("token_f1", margin_kind="relative"))
+    found = judge(metric, (baseline, candidate, list(range(400))), policy_of("token_f1", margin_kind="relative"))
     assert found.margin_points == pytest.approx(0.7)
     assert found.lower == pytest.approx(-0.7)
     assert found.outcome == "inconclusive"
@@ -59,14 +69,14 @@ def test_a_relative_margin_is_exact_too() -> None:
 
 def test_a_relative_margin_of_a_baseline_of_nothing_is_invalid() -> None:
     metric = make_metric("exact_match")
-    found = compare(metric, sample(metric, ["b"] * 50, ["b"] * 50), policy_of("exact_match", margin_kind="relative"))
+    found = judge(metric, sample(metric, ["b"] * 50, ["b"] * 50), policy_of("exact_match", margin_kind="relative"))
     assert found.outcome == "invalid"
     assert found.difference is None
 
 
 def test_bleu_without_4grams_is_invalid_not_a_loss() -> None:
     metric = make_metric("bleu")
-    found = compare(metric, sample(metric, ["a b c"] * 50, ["a b c"] * 50), policy_of("bleu"))
+    found = judge(metric, sample(metric, ["a b c"] * 50, ["a b c"] * 50), policy_of("bleu"))
     assert found.outcome == "invalid"
     assert "4-gram" in found.detail
 
@@ -74,8 +84,8 @@ def test_bleu_without_4grams_is_invalid_not_a_loss() -> None:
 def test_newcombe_and_tango_are_chosen_by_the_policy() -> None:
     metric = make_metric("exact_match")
     rows = sample(metric, right(300, 400), right(297, 400))
-    one = compare(metric, rows, policy_of("exact_match"))
-    other = compare(metric, rows, policy_of("exact_match", method="tango"))
+    one = judge(metric, rows, policy_of("exact_match"))
+    other = judge(metric, rows, policy_of("exact_match", method="tango"))
     assert one.method == "Newcombe method 10"
     assert other.method == "Tango score"
     assert one.difference == other.difference == pytest.approx(-0.75)
@@ -86,7 +96,7 @@ def test_needs_n_is_the_planned_number_at_the_observed_discordance() -> None:
     # 240 items, 6 losses and 6 gains: discordance 0.05, so 773 items for 2 points (facts/gate.md).
     metric = make_metric("exact_match")
     baseline, candidate = right(180, 240), ["b"] * 6 + right(180, 234)
-    found = compare(metric, sample(metric, baseline, candidate), policy_of("exact_match"))
+    found = judge(metric, sample(metric, baseline, candidate), policy_of("exact_match"))
     assert (found.difference, found.outcome, found.needs_n) == (0.0, "inconclusive", 773)
     assert "n >= 773" in found.detail
 
@@ -94,8 +104,8 @@ def test_needs_n_is_the_planned_number_at_the_observed_discordance() -> None:
 def test_the_bootstrap_cannot_certify_what_it_could_not_have_seen() -> None:
     # ROUGE-L of 100 on the baseline: a margin of 1 point takes 299 items even when nothing changes.
     metric = make_metric("rouge_l")
-    few = compare(metric, sample(metric, ["a"] * 298, ["a"] * 298), policy_of("rouge_l", margin=Decimal(1)))
-    enough = compare(metric, sample(metric, ["a"] * 299, ["a"] * 299), policy_of("rouge_l", margin=Decimal(1)))
+    few = judge(metric, sample(metric, ["a"] * 298, ["a"] * 298), policy_of("rouge_l", margin=Decimal(1)))
+    enough = judge(metric, sample(metric, ["a"] * 299, ["a"] * 299), policy_of("rouge_l", margin=Decimal(1)))
     assert (few.outcome, few.needs_n) == ("inconclusive", 299)
     assert enough.outcome == "pass"
 
@@ -103,8 +113,8 @@ def test_the_bootstrap_cannot_certify_what_it_could_not_have_seen() -> None:
 def test_lower_is_better_is_turned_round() -> None:
     metric = make_metric("ter")
     policy = policy_of("ter")
-    worse = compare(metric, sample(metric, ["a"] * 300, ["b"] * 150 + ["a"] * 150), policy)
-    better = compare(metric, sample(metric, ["b"] * 150 + ["a"] * 150, ["a"] * 300), policy)
+    worse = judge(metric, sample(metric, ["a"] * 300, ["b"] * 150 + ["a"] * 150), policy)
+    better = judge(metric, sample(metric, ["b"] * 150 + ["a"] * 150, ["a"] * 300), policy)
     assert (worse.difference, worse.outcome) == (pytest.approx(-50), "fail")
     assert (better.difference, better.outcome) == (pytest.approx(50), "pass")
     assert (worse.baseline, worse.candidate) == (0, pytest.approx(50))
@@ -114,11 +124,11 @@ def test_lower_is_better_is_turned_round() -> None:
 def test_copies_of_items_in_one_group_add_no_certainty(name: str) -> None:
     metric = make_metric(name)
     baseline, candidate = right(30, 40), ["b", *right(29, 39)]
-    alone = compare(metric, sample(metric, baseline, candidate), policy_of(name))
+    alone = judge(metric, sample(metric, baseline, candidate), policy_of(name))
     copies = [number for number in range(40) for _ in range(10)]
     tenfold = [[text for text in texts for _ in range(10)] for texts in (baseline, candidate)]
-    grouped = compare(metric, sample(metric, *tenfold, copies), policy_of(name))
-    naive = compare(metric, sample(metric, *tenfold), policy_of(name))
+    grouped = judge(metric, sample(metric, *tenfold, copies), policy_of(name))
+    naive = judge(metric, sample(metric, *tenfold), policy_of(name))
     assert grouped.difference == pytest.approx(alone.difference)
     assert alone.lower is not None
     assert grouped.lower is not None
@@ -130,8 +140,8 @@ def test_copies_of_items_in_one_group_add_no_certainty(name: str) -> None:
 def test_the_confidence_of_a_look_is_used() -> None:
     metric = make_metric("exact_match")
     rows = sample(metric, right(300, 400), right(297, 400))
-    one = compare(metric, rows, policy_of("exact_match"))
-    two = compare(metric, rows, Policy(metrics=policy_of("exact_match").metrics, looks=2))
+    one = judge(metric, rows, policy_of("exact_match"))
+    two = judge(metric, rows, Policy(metrics=policy_of("exact_match").metrics, looks=2))
     assert one.lower is not None
     assert two.lower is not None
     assert two.lower < one.lower
