@@ -190,12 +190,16 @@ def _floor(metric: Metric, baseline: float, margin: float, confidence: float) ->
 
 
 def _needs(found: Bounds, margin: float, n: int, floor: int, policy: Policy) -> int:
-    """Items that would settle it for an engine without loss (80 % power), and, if the gain as observed is within
-    the margin, for an engine like that (a bound's distance shrinks with the root of n)."""
-    lossless = plan.items_needed(found.variance, margin, policy.confidence_of_a_look)
+    """Items with which an engine without loss passes (80 % power).
+
+    With that many already, the shortfall is rather loss than noise: then items with which the gain as observed
+    would pass, if it is within the margin at all (a bound's distance shrinks with the root of n).
+    """
+    lossless = max(plan.items_needed(found.variance, margin, policy.confidence_of_a_look), floor)
     room = found.gain + margin
-    as_observed = math.ceil(n * ((found.gain - found.lower) / room) ** 2) if exact(room) > 0 else 0
-    return max(lossless, as_observed, floor, n + 1)
+    if lossless > n or exact(room) <= 0:
+        return max(lossless, n + 1)
+    return max(math.ceil(n * ((found.gain - found.lower) / room) ** 2), n + 1)
 
 
 def _detail(found: Bounds, margin: Decimal, outcome: Outcome, needs: int | None) -> str:

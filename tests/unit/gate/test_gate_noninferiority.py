@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.evaluate.base import Floats, Metric
 from pipeline.evaluate.registry import make_metric
@@ -99,6 +102,25 @@ def test_needs_n_is_the_planned_number_at_the_observed_discordance() -> None:
     found = judge(metric, sample(metric, baseline, candidate), policy_of("exact_match"))
     assert (found.difference, found.outcome, found.needs_n) == (0.0, "inconclusive", 773)
     assert "n >= 773" in found.detail
+
+
+def test_needs_n_follows_the_observed_loss_once_noise_is_no_excuse() -> None:
+    # 400 items, 5 losses and no gain: 6.18 * 0.0125 / 0.02^2 = 194 items are there already. The gain of -1.25 is
+    # 0.75 short of the margin; its bound is found.lower, so the items must grow by the square of that ratio.
+    metric = make_metric("exact_match")
+    baseline, candidate = right(300, 400), right(295, 400)
+    found = judge(metric, sample(metric, baseline, candidate), policy_of("exact_match"))
+    assert found.outcome == "inconclusive"
+    assert found.lower is not None
+    assert found.needs_n == math.ceil(400 * ((-1.25 - found.lower) / 0.75) ** 2)
+
+
+@given(st.decimals("0.01", "50", places=4), st.floats(-4e-10, 4e-10))
+def test_whatever_the_last_bits_say_a_bound_at_the_margin_is_inconclusive(margin: Decimal, luck: float) -> None:
+    assert judged(-float(margin) + luck, 0.0, margin) == "inconclusive"
+    assert judged(-99.0, -float(margin) + luck, margin) == "inconclusive"
+    assert judged(-float(margin) + 1e-8, 0.0, margin) == "pass"
+    assert judged(-99.0, -float(margin) - 1e-8, margin) == "fail"
 
 
 def test_the_bootstrap_cannot_certify_what_it_could_not_have_seen() -> None:
