@@ -29,8 +29,8 @@ def sentence(verdict: Mapping[str, Any]) -> str:
     return {
         "PROMOTE": "Shown to stay within every budget.",
         "REJECT": "A loss beyond what the policy allows is proven.",
-        "INCONCLUSIVE": "Neither a loss nor its absence is proven"
-        + (f"; about {needs:,} items would settle it.".replace(",", " ") if needs else "."),
+        "INCONCLUSIVE": "Neither a loss beyond the budget nor its absence is proven"
+        + (f"; it takes at least {needs:,} items.".replace(",", " ") if needs else "."),
         "INVALID": "The evaluation is no evidence"
         + (f": {failed} {'check fails' if failed == 1 else 'checks fail'}." if failed else "."),
     }[verdict["verdict"]]

@@ -38,6 +38,6 @@ def test_headline() -> None:
 
 def test_sentence_counts() -> None:
     verdict = {"verdict": "INCONCLUSIVE", "validity": [], "metrics": [{"importance": "critical", "needs_n": 1546}]}
-    assert "1 546 items" in sentence(verdict)
+    assert "at least 1 546 items" in sentence(verdict)
     verdict = {"verdict": "INVALID", "validity": [{"ok": False}, {"ok": True}], "metrics": []}
     assert sentence(verdict) == "The evaluation is no evidence: 1 check fails."
