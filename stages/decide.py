@@ -8,7 +8,8 @@ exit code.
 The ledger of attempts, ``ledger/attempts.jsonl``, is on purpose no output of DVC. DVC deletes an output before
 its stage runs and restores old ones on checkout, and both would forget attempts. It is a plain file to commit
 with the run: git then shows when each attempt was made and makes it hard to lose one quietly. Running this
-stage again for the same engine, evaluation set and policy adds no line.
+stage again for the same engine, evaluation set and policy adds no line, and a verdict that DVC restores from its
+cache is one that was counted when it was made.
 """
 
 from __future__ import annotations

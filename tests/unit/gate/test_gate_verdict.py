@@ -195,4 +195,7 @@ def test_more_loss_never_turns_a_refusal_into_a_promotion(
         ]
         return rank[decide(make(candidate, references=texts, baseline=texts), policy).verdict]
 
-    assert judged(sum(steps)) >= judged(steps[0])
+    before, after = judged(steps[0]), judged(sum(steps))
+    assert not (before == rank["REJECT"] and after == rank["PROMOTE"])
+    if policy is EXACT:  # a score interval moves down with every loss; a bootstrap's corrections may wobble a little
+        assert after >= before
