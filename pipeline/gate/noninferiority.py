@@ -3,7 +3,7 @@
 For each metric and slice: one-sided bounds of the gain (candidate minus baseline, turned so that more is
 better). Lower bound above -margin: pass. Upper bound below -margin: fail, the loss is proven. Else
 inconclusive. A bound of exactly -margin is neither shown nor proven, so it is inconclusive; bounds are rounded
-to 1e-9 points first, so that this answer never hangs on the last bit of a float.
+to 1e-9 points first, as is the margin, so that this answer never hangs on the last bit of a float.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ def exact(value: float) -> Decimal:
 
 def judged(lower: float, upper: float, margin: Decimal) -> Outcome:
     """The outcome of bounds against a margin in points."""
-    if exact(lower) > -margin:
+    limit = -margin.quantize(GRID)
+    if exact(lower) > limit:
         return "pass"
-    return "fail" if exact(upper) < -margin else "inconclusive"
+    return "fail" if exact(upper) < limit else "inconclusive"
 
 
 def measure(statistics: Mapping[K, Floats], groups: NDArray[np.intp], policy: Policy) -> dict[K, Measured]:
