@@ -1,4 +1,4 @@
-"""Batches waiting requests and decodes them greedily on one worker thread.
+"""Batches waiting requests and decodes them greedily, or scores their prompts, on one worker thread.
 
 The executor does the arithmetic and knows nothing of requests; the scheduler does the opposite. Requests wait in
 arrival order; a batch is the oldest one and those that are nearest to it in prompt length, which limits padding
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,28 @@ class Executor(Protocol):
 
     def keep(self, state: State, rows: NDArray[np.int64]) -> None:
         """Drops all rows of the batch but ``rows``, in that order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Log-probabilities (nats) along one prompt of ``n`` tokens; all arrays have length ``n``.
+
+    ``given[i]`` is that of token ``i`` after those before it (NaN for the first, which has none before it);
+    ``best[i]`` is the most likely token after token ``i`` and ``best_log_prob[i]`` its log-probability.
+    """
+
+    given: NDArray[np.float32]
+    best: NDArray[np.int64]
+    best_log_prob: NDArray[np.float32]
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """An executor that also gives the log-probabilities of prompts; not every backend can."""
+
+    def score(self, prompts: list[list[int]]) -> list[Scores]:
+        """The scores of each prompt. Raises ServerError for logits that are not finite."""
         ...
 
 
@@ -94,20 +116,35 @@ class Job:
         self.emit(Token(token, reason))
 
 
+@dataclass
+class ScoreJob:
+    """One prompt to score. ``emit`` is called once on the worker thread, as for a Job."""
+
+    prompt: Sequence[int]
+    emit: Callable[[Scores | Failure], None]
+    cancelled: bool = False
+    finished: bool = field(default=False, init=False)
+
+    @property
+    def active(self) -> bool:
+        """Whether it still waits for its scores."""
+        return not (self.finished or self.cancelled)
+
+
 class Scheduler:
     """Owns the executor and its thread. ``failure`` is why it gave up, or None while it works."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.failure: str | None = None
-        self._waiting: list[Job] = []
-        self._running: list[Job] = []
+        self._waiting: list[Job | ScoreJob] = []
+        self._running: Sequence[Job | ScoreJob] = []
         self._draining = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job | ScoreJob) -> None:
         """Queues ``job``. Raises ServerError after a failure and while stopping."""
         with self._changed:
             if self.failure is not None:
@@ -137,15 +174,16 @@ class Scheduler:
         while batch := self._next_batch():
             self._running = batch
             try:
-                self._generate(batch)
+                self._score([job for job in batch if isinstance(job, ScoreJob)])
+                self._generate([job for job in batch if isinstance(job, Job)])
             except Exception as error:  # noqa: BLE001  whatever an executor raises must reach every client and /health
                 self._give_up(f"the engine failed: {type(error).__name__}: {error}")
                 return
             finally:
                 self._running = []
 
-    def _next_batch(self) -> list[Job]:
-        """The next jobs to run together; empty when the scheduler is told to end."""
+    def _next_batch(self) -> list[Job | ScoreJob]:
+        """The next jobs to run together, all of one kind; empty when the scheduler is told to end."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._draining)
@@ -160,7 +198,18 @@ class Scheduler:
                 if batch:
                     return batch
 
+    def _score(self, batch: list[ScoreJob]) -> None:
+        if not batch:
+            return
+        if not isinstance(self.executor, Scorer):
+            raise TypeError(f"{type(self.executor).__name__} cannot score")
+        for job, scores in zip(batch, self.executor.score([list(job.prompt) for job in batch]), strict=True):
+            job.finished = True
+            job.emit(scores)
+
     def _generate(self, batch: list[Job]) -> None:
+        if not batch:
+            return
         state, logits = self.executor.prefill([list(job.prompt) for job in batch])
         rows = batch
         while True:
@@ -186,12 +235,13 @@ class Scheduler:
             job.emit(Failure(message))
 
 
-def _nearest(jobs: list[Job], count: int) -> list[Job]:
-    """The oldest job and up to ``count - 1`` others, nearest to it in prompt length; shortest first."""
+def _nearest(jobs: list[Job | ScoreJob], count: int) -> list[Job | ScoreJob]:
+    """The oldest job and up to ``count - 1`` others of its kind, nearest in prompt length; shortest first."""
     if not jobs:
         return []
     anchor = len(jobs[0].prompt)
-    chosen = sorted(jobs, key=lambda job: abs(len(job.prompt) - anchor))[:count]
+    alike = [job for job in jobs if type(job) is type(jobs[0])]
+    chosen = sorted(alike, key=lambda job: abs(len(job.prompt) - anchor))[:count]
     return sorted(chosen, key=lambda job: len(job.prompt))
 
 

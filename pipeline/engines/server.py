@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from pipeline import __version__
-from pipeline.engines.scheduler import Failure, Job, Scheduler, Token
+from pipeline.engines.scheduler import Failure, Job, Scheduler, ScoreJob, Scorer, Scores, Token
 from pipeline.engines.wire import CompletionBody, Refusal, Reply, parse_body
 from pipeline.errors import ServerError
 
 MAX_BODY = 32 * 2**20  # bytes
 SCHEDULER = web.AppKey("scheduler", Scheduler)
+Event = TypeVar("Event")
 
 
 def build_app(scheduler: Scheduler, tokenizer: Any, model: str, eos_token_ids: frozenset[int]) -> web.Application:
@@ -91,6 +92,8 @@ class _Api:
         if body.model not in (None, self.model):
             raise Refusal(404, f"the model {body.model!r} does not exist; this is {self.model!r}", "NotFoundError")
         reply = Reply(body, self._prompt(body), self.tokenizer, self.model)
+        if body.scores:
+            return web.json_response(reply.scored(await self._score(reply.prompt), self._stop(body)))
         tokens, job = self._submit(body, reply.prompt)
         try:
             if body.stream:
@@ -124,16 +127,37 @@ class _Api:
             )
         return prompt
 
-    def _submit(self, body: CompletionBody, prompt: list[int]) -> tuple[AsyncIterator[Token], Job]:
-        """Queues the request; its tokens come back from the worker thread to this event loop."""
+    def _stop(self, body: CompletionBody) -> frozenset[int]:
+        return frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else self.eos_token_ids)
+
+    async def _score(self, prompt: list[int]) -> Scores:
+        """Queues the prompt and waits for its scores."""
+        if not isinstance(self.scheduler.executor, Scorer):
+            raise Refusal(400, "this engine's backend gives no log-probabilities of prompts", param="echo")
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[Token | Failure] = asyncio.Queue()
-        stop = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else self.eos_token_ids)
-        job = Job(prompt, body.max_tokens, stop, lambda event: _hand_over(loop, queue, event))
+        queue: asyncio.Queue[Scores | Failure] = asyncio.Queue()
+        job = ScoreJob(prompt, lambda event: _hand_over(loop, queue, event))
+        self._queue(job)
+        try:
+            event = await queue.get()
+        finally:
+            job.cancelled = True  # as for an answer: no effect on a finished job
+        if isinstance(event, Failure):
+            raise Refusal(500, event.message, "InternalServerError")
+        return event
+
+    def _queue(self, job: Job | ScoreJob) -> None:
         try:
             self.scheduler.submit(job)
         except ServerError as error:
             raise Refusal(503, error.message, "ServiceUnavailableError") from error
+
+    def _submit(self, body: CompletionBody, prompt: list[int]) -> tuple[AsyncIterator[Token], Job]:
+        """Queues the request; its tokens come back from the worker thread to this event loop."""
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Token | Failure] = asyncio.Queue()
+        job = Job(prompt, body.max_tokens, self._stop(body), lambda event: _hand_over(loop, queue, event))
+        self._queue(job)
         return _tokens(queue), job
 
     async def _stream(self, request: web.Request, reply: Reply, tokens: AsyncIterator[Token]) -> web.StreamResponse:
@@ -155,7 +179,7 @@ def _event(value: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Token | Failure], event: Token | Failure) -> None:
+def _hand_over(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Event], event: Event) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(queue.put_nowait, event)
 

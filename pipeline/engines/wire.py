@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
+from itertools import accumulate
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipeline.engines.scheduler import Token
+from pipeline.engines.scheduler import Scores, Token
 
 
 class StreamOptions(BaseModel):
@@ -18,13 +19,16 @@ class StreamOptions(BaseModel):
 
 
 class CompletionBody(BaseModel):
-    """The body of ``/v1/completions``. Literal types are the parameters that only have one value here."""
+    """The body of ``/v1/completions``. Literal types are the parameters that only have one value here.
+
+    ``echo`` with ``logprobs`` asks for the log-probabilities of the prompt's tokens.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     prompt: list[int] | str
     model: str | None = None
-    max_tokens: int = Field(default=16, ge=1)
+    max_tokens: int = Field(default=16, ge=0)
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop_token_ids: list[int] | None = None
@@ -39,12 +43,28 @@ class CompletionBody(BaseModel):
     presence_penalty: float | None = Field(default=None, ge=0, le=0)
     frequency_penalty: float | None = Field(default=None, ge=0, le=0)
     min_tokens: Literal[0] = 0
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     stop: Literal[""] | list[str] | None = Field(default=None, max_length=0)
-    logprobs: None = None
+    logprobs: Literal[0, 1] | None = None
     prompt_logprobs: None = None
     logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
     suffix: None = None
+
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities of the prompt are asked for."""
+        return bool(self.echo)
+
+    @model_validator(mode="after")
+    def _one_of_two_kinds(self) -> CompletionBody:
+        if self.scores:
+            if self.logprobs is None or self.max_tokens > 1 or self.stream:
+                raise ValueError("echo is for scoring a prompt: with logprobs 0 or 1, max_tokens 0 or 1, no stream")
+        elif self.logprobs is not None:
+            raise ValueError("logprobs are given for prompts only: with echo true, and max_tokens 0 or 1")
+        elif self.max_tokens == 0:
+            raise ValueError("max_tokens must be at least 1, but for scoring a prompt with echo and logprobs")
+        return self
 
 
 class Refusal(Exception):  # noqa: N818  it is an answer, not a fault of ours
@@ -78,6 +98,7 @@ class Reply:
     def __init__(self, body: CompletionBody, prompt: list[int], tokenizer: Any, model: str) -> None:
         self.body = body
         self.prompt = prompt
+        self.tokenizer = tokenizer
         self.model = model
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
@@ -100,6 +121,31 @@ class Reply:
     def whole(self) -> dict[str, Any]:
         """The answer without streaming."""
         return self.envelope([self._choice(self._text.text, self.token_ids, first=True)], usage=True)
+
+    def scored(self, scores: Scores, stop: frozenset[int]) -> dict[str, Any]:
+        """The answer to a scoring request, as vLLM's: the prompt, then the next token if ``max_tokens`` is 1."""
+        log_probs = scores.given[1:].tolist()
+        if self.body.max_tokens:
+            token = scores.best[-1].item()
+            log_probs.append(scores.best_log_prob[-1].item())
+            self.take(Token(token, "stop" if token in stop else "length"))
+        else:
+            self.finish_reason = "length"
+        texts = [self.tokenizer.decode([token]) for token in (*self.prompt, *self.token_ids)]
+        top = [{text: log_prob} for text, log_prob in zip(texts[1:], log_probs, strict=True)]
+        if self.body.logprobs:
+            best = (self.tokenizer.decode([token]) for token in scores.best.tolist())
+            for entry, text, log_prob in zip(top, best, scores.best_log_prob.tolist(), strict=False):
+                entry[text] = log_prob
+        prompt = "" if self.body.return_token_ids else "".join(texts[: len(self.prompt)])
+        choice = self._choice(prompt + self._text.text, self.token_ids, first=True)
+        choice["logprobs"] = {
+            "text_offset": [0, *accumulate(map(len, texts[:-1]))],
+            "token_logprobs": [None, *log_probs],
+            "tokens": texts,
+            "top_logprobs": [None, *top],
+        }
+        return self.envelope([choice], usage=True)
 
     def envelope(self, choices: list[dict[str, Any]], usage: bool = False) -> dict[str, Any]:
         """What surrounds the choices."""

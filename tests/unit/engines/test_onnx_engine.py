@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.engines import ort
 from pipeline.engines.check import check_engine, forced_logits
 from pipeline.engines.cpu_lowering import lower_for_cpu
 from pipeline.engines.onnx_export import export_plain
 from pipeline.engines.ort import OrtExecutor, compile_engine
 from pipeline.engines.qdq import check_untouched, insert_qdq, read_quantized
-from pipeline.errors import BuildError
+from pipeline.errors import BuildError, ServerError
 from pipeline.quantize.calibrate import quantize_model
 from pipeline.quantize.probe import Probe, probe_model
 from pipeline.quantize.recipes import load_recipe
@@ -67,6 +68,35 @@ def test_the_runtime_engine_gives_torchs_logits(built: Built) -> None:
     """Prompts of several lengths in one left-padded batch, then cached decode steps."""
     logits = forced_logits(_executor(built, "none"), built.probes["none"])
     np.testing.assert_allclose(logits, built.probes["none"].logits, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 100])
+def test_scores_are_torchs_log_softmax(
+    built: Built, tiny_model: Any, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of several lengths in one batch, read in pieces of 1, of 3 and of all tokens."""
+    import torch
+
+    executor = _executor(built, "none")
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 4, 31], [20], [9, 40, 80, 2, 1]]
+    monkeypatch.setattr(ort, "SCORE_VALUES", rows_at_once * len(prompts) * executor.vocab_size)
+    for prompt, scores in zip(prompts, executor.score(prompts), strict=True):
+        with torch.no_grad():
+            expected = torch.log_softmax(tiny_model(torch.tensor([prompt])).logits[0].double(), dim=-1).numpy()
+        assert np.isnan(scores.given[0])
+        given = [expected[place, token] for place, token in enumerate(prompt[1:])]
+        np.testing.assert_allclose(scores.given[1:], given, rtol=0, atol=1e-4)
+        assert scores.best.tolist() == expected.argmax(axis=-1).tolist()
+        np.testing.assert_allclose(scores.best_log_prob, expected.max(axis=-1), rtol=0, atol=1e-4)
+
+
+def test_scores_of_an_overflowing_engine_are_an_error(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = _executor(built, "none")
+    logits = np.zeros((1, 3, executor.vocab_size), np.float32)
+    logits[0, 1, 7] = np.nan
+    monkeypatch.setattr(executor, "_run", lambda *_words, **_options: logits)
+    with pytest.raises(ServerError, match="not finite"):
+        executor.score([[5, 6, 7]])
 
 
 @pytest.mark.parametrize("recipe", ["int8_sq", "int8_mixed"])

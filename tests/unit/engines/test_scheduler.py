@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.engines.scheduler import Failure, Job, Scheduler, Token
+from pipeline.engines.scheduler import Failure, Job, Scheduler, ScoreJob, Scores, Token
 from pipeline.errors import ServerError
-from tests.unit.serving.fake_engine import EOS, FakeExecutor, continuation
+from tests.unit.serving.fake_engine import EOS, FakeExecutor, ScoringExecutor, continuation
 
 STOPS = frozenset({EOS})
 
@@ -78,6 +78,35 @@ def test_the_oldest_goes_with_its_nearest_in_length() -> None:
     lengths = [10, 50, 11, 51, 9, 52]
     _run(executor, [Client([1] * length, 2, frozenset()) for length in lengths])
     assert executor.batches[1:] == [[9, 10, 11], [50, 51, 52]]
+
+
+def test_scoring_and_answering_share_the_thread_but_no_batch() -> None:
+    executor = ScoringExecutor(max_batch=3)
+    scheduler = Scheduler(executor)
+    answers, scored = [Client([number, 9], 4) for number in range(1, 5)], queue.Queue[Scores | Failure]()
+    for client in answers:
+        scheduler.submit(client.job)
+        scheduler.submit(ScoreJob([*client.job.prompt, 50], scored.put))
+    for client in answers:
+        assert client.answer() == continuation(list(client.job.prompt), 4, STOPS)
+    for _ in answers:
+        scores = scored.get(timeout=10)
+        assert isinstance(scores, Scores)
+        assert scores.given[1:].tolist() == pytest.approx([-0.09, -0.5])
+    assert sorted(map(sorted, executor.batches)) == [[-3], [-3, -3, -3], [2], [2, 2, 2]]
+    scheduler.close()
+
+
+@pytest.mark.parametrize("executor", [FakeExecutor(), ScoringExecutor()])
+def test_a_failure_while_scoring_reaches_the_job(executor: FakeExecutor) -> None:
+    executor.fail_at = 0
+    scheduler = Scheduler(executor)
+    scored = queue.Queue[Scores | Failure]()
+    scheduler.submit(ScoreJob([1, 2], scored.put))
+    failure = scored.get(timeout=10)
+    assert isinstance(failure, Failure)
+    assert failure.message == scheduler.failure
+    scheduler.close()
 
 
 def test_finished_rows_are_dropped() -> None:

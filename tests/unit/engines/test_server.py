@@ -13,7 +13,7 @@ from aiohttp import ClientSession, web
 
 from pipeline.engines.scheduler import Scheduler
 from pipeline.engines.server import build_app
-from tests.unit.serving.fake_engine import EOS, ByteTokenizer, FakeExecutor, continuation
+from tests.unit.serving.fake_engine import EOS, ByteTokenizer, FakeExecutor, ScoringExecutor, continuation, next_token
 
 PROMPT = [11, 22, 33]
 STOPS = frozenset({EOS})
@@ -121,6 +121,11 @@ def test_many_requests_at_once_give_what_each_gives_alone() -> None:
         ({"min_tokens": 3}, 400, "min_tokens"),
         ({"repetition_penalty": 1.1}, 400, "repetition_penalty"),
         ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"echo": True, "logprobs": 1}, 400, "echo"),  # max_tokens 4
+        ({"echo": True, "logprobs": 5, "max_tokens": 0}, 400, "logprobs"),
+        ({"echo": True, "logprobs": 0, "max_tokens": 0, "stream": True}, 400, "echo"),
+        ({"echo": True, "logprobs": 0, "max_tokens": 0}, 400, "gives no log-probabilities"),  # cannot score
+        ({"echo": True, "max_tokens": 0}, 400, "logprobs"),
         ({"max_tokens": 126}, 400, "limit of 128"),
         ({"prompt": []}, 400, "empty"),
         ({"prompt": [1, 256]}, 400, "256"),
@@ -137,6 +142,49 @@ def test_what_is_refused(change: dict[str, Any], status: int, named: str) -> Non
     assert found == status
     assert named in reply["error"]["message"]
     assert reply["error"]["code"] == status
+
+
+def test_a_prompt_is_scored() -> None:
+    async def test(session: ClientSession, url: str) -> Any:
+        body = {"prompt": [65, 66, 67], "echo": True, "temperature": 0, "seed": 1}
+        return [
+            await post(session, url, **body, max_tokens=0, logprobs=0, return_token_ids=True),
+            await post(session, url, **body, max_tokens=1, logprobs=1),
+        ]
+
+    (status, plain), (_, following) = with_server(test, ScoringExecutor())
+    choice = plain["choices"][0]
+    assert status == 200
+    assert choice["logprobs"]["token_logprobs"] == [None, pytest.approx(-0.66), pytest.approx(-0.67)]
+    assert choice["logprobs"]["tokens"] == ["A", "B", "C"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+    assert choice["logprobs"]["top_logprobs"] == [None, {"B": pytest.approx(-0.66)}, {"C": pytest.approx(-0.67)}]
+    assert (choice["text"], choice["prompt_token_ids"], choice["token_ids"]) == ("", [65, 66, 67], [])
+    assert plain["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+
+    choice = following["choices"][0]
+    decode, token = ByteTokenizer().decode, next_token([65, 66, 67])
+    assert choice["text"] == "ABC" + decode([token])
+    assert choice["logprobs"]["token_logprobs"] == [None, *(pytest.approx(-one / 100) for one in (66, 67, token))]
+    likely = decode([next_token([65])])
+    assert choice["logprobs"]["top_logprobs"][1] == {
+        "B": pytest.approx(-0.66),
+        likely: pytest.approx(-next_token([65]) / 100),
+    }
+    assert len(choice["logprobs"]["top_logprobs"]) == 4
+    assert following["usage"]["completion_tokens"] == 1
+
+
+def test_a_failure_while_scoring_is_a_500() -> None:
+    executor = ScoringExecutor()
+    executor.fail_at = 0
+
+    async def test(session: ClientSession, url: str) -> Any:
+        return await post(session, url, prompt=PROMPT, max_tokens=0, echo=True, logprobs=0)
+
+    status, reply = with_server(test, executor)
+    assert status == 500
+    assert "out of memory" in reply["error"]["message"]
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[]", b""])

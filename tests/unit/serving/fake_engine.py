@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.engines.scheduler import Scores
+
 VOCABULARY = 256
 EOS = 0
 
@@ -68,6 +70,23 @@ class FakeExecutor:
         if self.nan_at is not None and self.steps >= self.nan_at:
             logits[-1] = np.nan
         return logits
+
+
+class ScoringExecutor(FakeExecutor):
+    """Also scores: token ``t`` has log-probability ``-t / 100``, and the likeliest is the model's next token."""
+
+    def score(self, prompts: list[list[int]]) -> list[Scores]:
+        assert 1 <= len(prompts) <= self.max_batch
+        self.batches.append([-len(prompt) for prompt in prompts])  # negative: these are scored
+        if self.fail_at is not None:
+            raise RuntimeError("out of memory")
+        return [self._scores(prompt) for prompt in prompts]
+
+    @staticmethod
+    def _scores(prompt: list[int]) -> Scores:
+        given = np.array([np.nan, *(-token / 100 for token in prompt[1:])], dtype=np.float32)
+        best = np.array([next_token(prompt[: place + 1]) for place in range(len(prompt))])
+        return Scores(given, best, np.asarray(-best / 100, dtype=np.float32))
 
 
 class ByteTokenizer:
