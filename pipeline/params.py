@@ -92,11 +92,13 @@ class Eval:
     samples: int = 1000
     max_words: int | None = None  # leave out items with a longer source
     max_new_tokens: int = 256
+    scored: int = 200  # items whose reference answer every arm scores token by token; 0: none
 
     def __post_init__(self) -> None:
         _require(self.samples >= 1, "samples: must be at least 1")
         _require(self.max_words is None or self.max_words >= 1, "max_words: must be at least 1, or null")
         _require(self.max_new_tokens >= 1, "max_new_tokens: must be at least 1")
+        _require(self.scored >= 0, "scored: must be 0 (none) or more")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Records are reproducible and are what the gate reads; timings never are, so they
 
     artifacts/answers/<arm>/records.jsonl   Record, sorted by item id
     artifacts/answers/<arm>/timings.jsonl   Timing
+    artifacts/answers/<arm>/scores.jsonl    Score, where the arm scored the references
     artifacts/answers/<arm>/arm.json        Arm
     calib_data/eval.jsonl                   Item
 """
@@ -52,6 +53,14 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Score:
+    """The log-probability (nats) that an arm gives to each token of an item's reference answer."""
+
+    id: str
+    log_probs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Arm:
     """What answered: everything that must be equal between arms, and what tells them apart.
 
@@ -76,8 +85,13 @@ class Arm:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def write_answers(folder: Path, arm: Arm, records: list[Record], timings: list[Timing]) -> None:
-    """Writes one arm's three files; each is whole or absent, ``arm.json`` comes last."""
+def write_answers(
+    folder: Path, arm: Arm, records: list[Record], timings: list[Timing], scores: list[Score] | None = None
+) -> None:
+    """Writes one arm's files; each is whole or absent, ``arm.json`` comes last. No scores, no ``scores.jsonl``."""
+    (folder / "scores.jsonl").unlink(missing_ok=True)  # those of an earlier run
+    if scores:
+        write_jsonl(folder / "scores.jsonl", (asdict(score) for score in sorted(scores, key=lambda s: s.id)))
     write_jsonl(folder / "records.jsonl", (asdict(record) for record in sorted(records, key=lambda r: r.id)))
     write_jsonl(folder / "timings.jsonl", (asdict(timing) for timing in sorted(timings, key=lambda t: t.id)))
     write_json(folder / "arm.json", asdict(arm))
@@ -105,6 +119,12 @@ def read_records(folder: Path) -> list[Record]:
 def read_timings(folder: Path) -> list[Timing]:
     """The timings of an arm."""
     return [Timing(**row) for row in read_jsonl(folder / "timings.jsonl")]
+
+
+def read_scores(folder: Path) -> list[Score]:
+    """The scores of an arm; none when it was not asked for any."""
+    path = folder / "scores.jsonl"
+    return [Score(row["id"], tuple(row["log_probs"])) for row in read_jsonl(path)] if path.exists() else []
 
 
 def read_arm(folder: Path) -> Arm:

@@ -2,7 +2,8 @@
 
 ARM is ``baseline`` (vLLM, asked twice in two item orders: arms ``baseline`` and ``repeat``), ``runtime`` (the engine
 without quantisation) or a recipe. Reads the checkpoint or the engine and ``calib_data/eval.jsonl``; writes
-``artifacts/answers/ARM``. The server's log stays in ``logs/ARM.log``.
+``artifacts/answers/ARM``. After its answers an arm scores ``eval.scored`` reference answers, the same for all arms.
+The server's log stays in ``logs/ARM.log``.
 """
 
 import sys
@@ -21,6 +22,7 @@ from pipeline.records import Arm, Item, read_items, write_answers
 from pipeline.serving.client import ask, refuse_too_long
 from pipeline.serving.info import served_model, server_version
 from pipeline.serving.process import Server, ServerCommand, choose_port, running, started
+from pipeline.serving.scoring import chosen, score
 from pipeline.serving.vllm import vllm_command, vllm_dtype
 from stages._main import stage
 
@@ -45,7 +47,8 @@ def main() -> None:
 
 def answer_baseline(params: Params) -> None:
     """The baseline and its repeat: the same server, the same items, another order."""
-    items = _items(params, params.engine.max_tokens)
+    limit = params.engine.max_tokens
+    items = _items(params, limit)
     device = _device()
     gpu = device.get("gpu") is not None
     arm = _arm("baseline", params, device, backend="vllm", dtype=vllm_dtype(params.baseline, gpu))
@@ -53,7 +56,7 @@ def answer_baseline(params: Params) -> None:
         arm = replace(arm, versions={"vllm": server_version(server)})
         repeat = replace(arm, name="repeat", role="repeat", order_seed=arm.order_seed + 1)
         for one in (arm, repeat):
-            _ask(server, one, items, params.engine.max_tokens, params.baseline.concurrency)
+            _ask(server, one, items, params, max_tokens=limit, concurrency=params.baseline.concurrency)
 
 
 def answer_engine(name: str, params: Params) -> None:
@@ -73,7 +76,7 @@ def answer_engine(name: str, params: Params) -> None:
     argv = (sys.executable, "-m", "pipeline.cli", "serve", str(folder), "--port", str(port))
     with started(ServerCommand(name, argv, port), LOGS / f"{name}.log", ENGINE_START_S) as server:
         # Twice the batch: while one batch runs, the next one waits complete.
-        _ask(server, arm, items, limits["max_tokens"], 2 * limits["max_batch"])
+        _ask(server, arm, items, params, max_tokens=limits["max_tokens"], concurrency=2 * limits["max_batch"])
 
 
 @contextmanager
@@ -123,15 +126,16 @@ def _arm(name: str, params: Params, device: dict[str, Any], backend: str, dtype:
     )
 
 
-def _ask(server: Server, arm: Arm, items: list[Item], max_tokens: int, concurrency: int) -> None:
+def _ask(server: Server, arm: Arm, items: list[Item], params: Params, *, max_tokens: int, concurrency: int) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    model = served_model(server)
     begin = time.perf_counter()
     records, timings = ask(
         items,
         server.url,
-        served_model(server),
+        model,
         tokenizer=tokenizer,
         max_new_tokens=arm.sampling["max_new_tokens"],
         max_tokens=max_tokens,
@@ -142,7 +146,16 @@ def _ask(server: Server, arm: Arm, items: list[Item], max_tokens: int, concurren
     )
     wall_s = time.perf_counter() - begin
     arm = replace(arm, wall_s=wall_s, extra={"concurrency": concurrency})
-    write_answers(ANSWERS / arm.name, arm, records, timings)
+    forced = chosen(items, params.eval.scored, tokenizer, max_tokens)
+    scores = score(
+        forced,
+        server.url,
+        model,
+        concurrency=concurrency,
+        order_seed=arm.order_seed,
+        label=f"{arm.name} (scoring)",
+    )
+    write_answers(ANSWERS / arm.name, arm, records, timings, scores)
     tokens = sum(timing.output_tokens for timing in timings)
     print(f"{arm.name}: {len(records)} answers, {tokens} tokens in {wall_s:.0f} s ({tokens / wall_s:.0f} tokens/s)")
 

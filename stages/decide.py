@@ -15,6 +15,7 @@ cache is one that was counted when it was made.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.errors import UsageError
@@ -24,7 +25,7 @@ from pipeline.gate.ledger import with_attempt
 from pipeline.gate.policy import load_policy
 from pipeline.gate.verdict import decide
 from pipeline.params import load_params
-from pipeline.records import read_arm, read_items, read_records
+from pipeline.records import Score, read_arm, read_items, read_records, read_scores
 from stages._main import stage
 
 ANSWERS = Path("artifacts/answers")
@@ -34,10 +35,11 @@ LEDGER = Path("ledger/attempts.jsonl")
 
 def gather(recipe: str) -> Evidence:
     """Reads everything that the decision about ``recipe`` rests on."""
-    arms = {}
+    arms, scores = {}, {}
     for role, name in ((BASELINE, BASELINE), (REPEAT, REPEAT), (RUNTIME, RUNTIME), (CANDIDATE, recipe)):
         if role != RUNTIME or (ANSWERS / name).exists():
             arms[role] = (read_arm(ANSWERS / name), read_records(ANSWERS / name))
+            scores[role] = read_scores(ANSWERS / name)
     census = Path("artifacts/quantized") / recipe / "census.json"
     return Evidence(
         recipe=recipe,
@@ -47,7 +49,13 @@ def gather(recipe: str) -> Evidence:
         census=read_json(census) if census.exists() else {},
         card=read_json(Path("calib_data/card.json")),
         ledger=read_jsonl(LEDGER) if LEDGER.exists() else [],
+        forced=_negative(scores) if all(scores.values()) else {},
     )
+
+
+def _negative(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, list[float]]]:
+    """Negative log-likelihoods (nats) by role and item."""
+    return {role: {one.id: [-value for value in one.log_probs] for one in rows} for role, rows in scores.items()}
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.evaluate.base import Floats
 from pipeline.gate import bootstrap, proportions
@@ -43,7 +44,7 @@ def length_ratio(aligned: Aligned, policy: Policy) -> dict[str, Any]:
         ],
         dtype=np.float64,
     )
-    value, lower, upper = _ratio(lengths, aligned, policy)
+    value, lower, upper = _ratio(lengths, aligned.groups, policy)
     outcome: Outcome = "inconclusive"
     if exact(lower) > limit.most or exact(upper) < limit.least:
         outcome = "fail"
@@ -108,13 +109,13 @@ def delta_nll(evidence: Evidence, aligned: Aligned, policy: Policy) -> dict[str,
     if not {BASELINE, CANDIDATE} <= evidence.forced.keys():
         return None
     one, other = evidence.forced[BASELINE], evidence.forced[CANDIDATE]
-    rows = [
-        [sum(other.get(item.id, ())) - sum(one.get(item.id, ())), float(len(one.get(item.id, ())))]
-        for item in aligned.items
-    ]
-    if not np.isfinite(rows).all():
+    places = [place for place, item in enumerate(aligned.items) if one.get(item.id)]  # some of the items, often
+    ids = [aligned.items[place].id for place in places]
+    rows = np.array([[sum(other.get(name, ())) - sum(one[name]), len(one[name])] for name in ids], dtype=np.float64)
+    if not ids or not np.isfinite(rows).all():
         return None  # a finding of its own
-    value, lower, upper = _ratio(np.array(rows), aligned, policy)
+    groups = np.unique(aligned.groups[places], return_inverse=True)[1]
+    value, lower, upper = _ratio(rows, groups, policy)
     return {"value": value, "lower": lower, "upper": upper}
 
 
@@ -126,9 +127,9 @@ def divergence(evidence: Evidence) -> dict[str, Any] | None:
     return {"mean": float(np.mean(tokens)), "p99": float(np.quantile(tokens, 0.99)), "tokens": len(tokens)}
 
 
-def _ratio(rows: Floats, aligned: Aligned, policy: Policy) -> tuple[float, float, float]:
+def _ratio(rows: Floats, groups: NDArray[np.intp], policy: Policy) -> tuple[float, float, float]:
     """Ratio of two sums with its bounds; rows have shape [items, 2]."""
-    sums = bootstrap.grouped(rows, aligned.groups)
+    sums = bootstrap.grouped(rows, groups)
     value = float(_divided(sums.sum(axis=0)))
     draws = _divided(bootstrap.resample(sums, policy.resamples, policy.seed))
     left_out = _divided(sums.sum(axis=0) - sums)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pipeline.errors import DataError, ServerError
 from pipeline.records import Item, Record, Timing
@@ -13,6 +13,19 @@ from pipeline.serving.completion import Completion, CompletionRequest, complete
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
+
+
+class Named(Protocol):
+    """A request, which has an item id."""
+
+    @property
+    def id(self) -> str:
+        """The item's id."""
+        ...
+
+
+Request = TypeVar("Request", bound=Named)
+Answer = TypeVar("Answer")
 
 
 def ask(
@@ -51,7 +64,7 @@ def ask(
         def send(session: ClientSession, request: CompletionRequest) -> Awaitable[Completion]:
             return complete(session, url, model, request, stall_s)
 
-        answers = asyncio.run(_ask_all(requests, send, concurrency, progress.update))
+        answers = asyncio.run(send_all(requests, send, concurrency, progress.update))
     records = [_record(item, answers[item.id], tokenizer) for item in items]
     timings = [_timing(item, answers[item.id]) for item in items]
     return records, timings
@@ -68,16 +81,19 @@ def refuse_too_long(items: Iterable[Item], max_new_tokens: int, max_tokens: int)
             )
 
 
-async def _ask_all(
-    requests: Sequence[CompletionRequest],
-    send: Callable[[ClientSession, CompletionRequest], Awaitable[Completion]],
+async def send_all(
+    requests: Sequence[Request],
+    send: Callable[[ClientSession, Request], Awaitable[Answer]],
     concurrency: int,
     progress: Callable[[], object],
-) -> dict[str, Completion]:
-    """Every request's answer by id; the first failure cancels the rest and is raised."""
+) -> dict[str, Answer]:
+    """Every request's answer by id, in the given order and at most ``concurrency`` at a time.
+
+    The first failure cancels the rest and is raised.
+    """
     import aiohttp
 
-    answers: dict[str, Completion] = {}
+    answers: dict[str, Answer] = {}
     waiting = iter(requests)
 
     async def work(session: ClientSession) -> None:

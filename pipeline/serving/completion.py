@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession, ClientTimeout
+    from aiohttp import ClientResponse, ClientSession, ClientTimeout
 
 EXCERPT = 500  # characters of a response body shown in an error
 
@@ -82,20 +83,38 @@ async def complete(
 
     stream = _Stream(request)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=stall_s)
-    try:
+    with connection_errors(request.id, url, stall_s):
         async for event in _events(session, f"{url}/v1/completions", request.body(model), request.id, timeout):
             stream.take(event)
         stream.end = time.perf_counter()
+    return stream.checked()
+
+
+@contextmanager
+def connection_errors(item: str, url: str, stall_s: float) -> Iterator[None]:
+    """Turns a silent or broken connection into a ServerError that names the item."""
+    import aiohttp
+
+    try:
+        yield
     except TimeoutError as error:
         raise ServerError(
-            f"item {request.id}: the server at {url} sent nothing for {stall_s:g} s", "see the server's log"
+            f"item {item}: the server at {url} sent nothing for {stall_s:g} s", "see the server's log"
         ) from error
     except aiohttp.ClientError as error:
         raise ServerError(
-            f"item {request.id}: the connection to {url} broke: {type(error).__name__}: {error}",
+            f"item {item}: the connection to {url} broke: {type(error).__name__}: {error}",
             "see the server's log: it may have died, or run out of memory",
         ) from error
-    return stream.checked()
+
+
+async def check_status(response: ClientResponse, item: str) -> None:
+    """Raises ServerError, with the start of the body, for any status but 200."""
+    if response.status != 200:
+        text = await response.text(errors="replace")
+        raise ServerError(
+            f"item {item}: HTTP {response.status} from {response.url}: {text[:EXCERPT]}", "see the server's log"
+        )
 
 
 async def _events(
@@ -103,11 +122,7 @@ async def _events(
 ) -> AsyncIterator[dict[str, Any]]:
     """The JSON events of a server-sent stream, up to ``[DONE]``."""
     async with session.post(url, json=body, timeout=timeout) as response:
-        if response.status != 200:
-            text = await response.text(errors="replace")
-            raise ServerError(
-                f"item {item}: HTTP {response.status} from {url}: {text[:EXCERPT]}", "see the server's log"
-            )
+        await check_status(response, item)
         buffer = b""
         async for block in response.content.iter_any():
             *lines, buffer = (buffer + block).split(b"\n")

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.files import read_json, read_jsonl, write_json
+from pipeline.files import read_json, read_jsonl, write_json, write_jsonl
 from pipeline.records import Arm, Item, Record, write_answers, write_items
 
 ROOT = Path(__file__).parents[2]
@@ -183,3 +183,22 @@ def test_a_verdict_that_is_not_there_is_named(project: Path) -> None:
 
 def read_arm_of(project: Path, name: str) -> Any:
     return Arm(**read_json(project / f"artifacts/answers/{name}/arm.json"))
+
+
+def test_scored_references_give_delta_nll_when_all_arms_have_them(project: Path) -> None:
+    """Ten items of two tokens; the candidate loses 0.2 nats on one token of each: 0.1 a token, in every resample."""
+    folder = project / "artifacts/answers"
+    for name in ("baseline", "repeat", "runtime"):
+        write_jsonl(folder / name / "scores.jsonl", [{"id": f"i{n:03d}", "log_probs": [-1, -2]} for n in range(10)])
+    assert delta_nll(project) is None
+    write_jsonl(folder / "good/scores.jsonl", [{"id": f"i{n:03d}", "log_probs": [-1, -2.2]} for n in range(10)])
+    assert delta_nll(project) == pytest.approx({"value": 0.1, "lower": 0.1, "upper": 0.1})
+    write_jsonl(folder / "good/scores.jsonl", [{"id": "i000", "log_probs": [-1, -2]}])
+    assert run(project, "stages.decide", "good").returncode == 0
+    assert read_json(project / "artifacts/verdicts/good.json")["verdict"] == "INVALID"
+
+
+def delta_nll(project: Path) -> Any:
+    found = run(project, "stages.decide", "good")
+    assert found.returncode == 0, found.stderr
+    return read_json(project / "artifacts/verdicts/good.json")["fidelity"]["delta_nll"]

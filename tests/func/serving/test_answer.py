@@ -16,10 +16,10 @@ from aiohttp import web
 from pipeline.engines.scheduler import Scheduler
 from pipeline.engines.server import build_app
 from pipeline.errors import DataError, ServerError, UsageError
-from pipeline.records import Item, read_arm, read_records, read_timings, write_items
+from pipeline.records import Item, read_arm, read_records, read_scores, read_timings, write_items
 from stages import answer
 from tests import tiny
-from tests.unit.serving.fake_engine import FakeExecutor, continuation
+from tests.unit.serving.fake_engine import FakeExecutor, ScoringExecutor, continuation
 
 EOS = 2
 
@@ -40,9 +40,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_params(url: str, max_new_tokens: int = 20) -> None:
+def write_params(url: str, max_new_tokens: int = 20, scored: int = 0) -> None:
     Path("params.yaml").write_text(
-        f"eval: {{max_new_tokens: {max_new_tokens}}}\nengine: {{max_tokens: 64}}\n"
+        f"eval: {{max_new_tokens: {max_new_tokens}, scored: {scored}}}\nengine: {{max_tokens: 64}}\n"
         f"baseline: {{url: '{url}', concurrency: 4}}\nrecipes: [int8_sq]\nseed: 5\n"
     )
 
@@ -94,6 +94,21 @@ def test_the_baseline_answers_twice_in_two_orders(monkeypatch: pytest.MonkeyPatc
     assert (arm.tokenizer_fingerprint, arm.template_fingerprint) == ("t", "p")
     assert arm.wall_s > 0
     assert arm.versions["vllm"]
+
+
+@pytest.mark.usefixtures("project")
+def test_both_passes_score_the_same_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token ``t`` has log-probability ``-t / 100``; in the tiny vocabulary ``a0`` is 5 and ``b0`` is 45."""
+    items = [Item(f"item-{number}", "s", f"b{number} a0", (number + 3, 4)) for number in range(9)]
+    write_items(Path("calib_data/eval.jsonl"), items)
+    with served(ScoringExecutor()) as url:
+        write_params(url, scored=6)
+        run(monkeypatch, "baseline")
+    scores = read_scores(Path("artifacts/answers/baseline"))
+    assert scores == read_scores(Path("artifacts/answers/repeat"))
+    assert len({score.id for score in scores}) == 6
+    for score in scores:
+        assert score.log_probs == pytest.approx((-(45 + int(score.id[-1])) / 100, -0.05))
 
 
 @pytest.mark.usefixtures("project")

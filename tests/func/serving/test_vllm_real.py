@@ -11,6 +11,7 @@ from pipeline.records import Item
 from pipeline.serving.client import ask
 from pipeline.serving.info import served_model, server_version
 from pipeline.serving.process import choose_port, started
+from pipeline.serving.scoring import chosen, score
 from pipeline.serving.vllm import vllm_command
 from tests import tiny
 
@@ -19,14 +20,19 @@ VLLM = Path(__file__).parents[3] / ".venv-vllm/bin/vllm"
 
 @pytest.mark.vllm
 @pytest.mark.skipif(not VLLM.exists(), reason="no .venv-vllm: make setup-vllm")
-def test_the_same_tokens_as_transformers(tmp_path: Path) -> None:
+def test_the_same_tokens_and_log_probabilities_as_transformers(tmp_path: Path) -> None:
     import torch
 
     model = tiny.write_checkpoint(tmp_path / "ckpt")
     words = tiny.tokenizer()
     baseline = Baseline(vllm=str(VLLM), env={"VLLM_CPU_KVCACHE_SPACE": "1"})
     items = [
-        Item(row["id"], row["source"], "", tuple(words(tiny.PROMPT.replace("{source}", row["source"]))["input_ids"]))
+        Item(
+            row["id"],
+            row["source"],
+            row["target"],
+            tuple(words(tiny.PROMPT.replace("{source}", row["source"]))["input_ids"]),
+        )
         for row in tiny.rows(12, seed=1)
     ]
     command = vllm_command(
@@ -46,6 +52,16 @@ def test_the_same_tokens_as_transformers(tmp_path: Path) -> None:
             concurrency=8,
             order_seed=1,
         )
+        forced = chosen(items, 8, words, max_tokens=64)
+        scores = score(forced, server.url, "toy", concurrency=4, order_seed=1)
+    assert len(scores) == 8
+    for one, found in zip(forced, scores, strict=True):
+        tokens = [*one.prompt_token_ids, *one.reference_token_ids]
+        with torch.no_grad():
+            expected = torch.log_softmax(model(torch.tensor([tokens])).logits[0], dim=-1)
+        first = len(one.prompt_token_ids)
+        given = [expected[place - 1, tokens[place]].item() for place in range(first, len(tokens))]
+        assert found.log_probs == pytest.approx(given, abs=1e-3)
     for item, record, timing in zip(items, records, timings, strict=True):
         prompt = torch.tensor([item.prompt_token_ids])
         with torch.no_grad():

@@ -57,6 +57,15 @@ def data(run: Path) -> dict[str, Any]:
     return collect(run, PARAMS)
 
 
+def test_delta_nll_is_shown_where_references_were_scored(data: dict[str, Any]) -> None:
+    assert "nats a token" not in page(data)
+    first, *others = data["recipes"]
+    fidelity = first["fidelity"] | {"delta_nll": {"value": 0.01234, "lower": -0.002, "upper": 0.03}}
+    words = parsed(page(data | {"recipes": [first | {"fidelity": fidelity}, *others]})).words
+    assert f"{first['name']}: negative log-likelihood of the reference answers" in words
+    assert "+0.0123 nats a token (-0.0020 to +0.0300)" in words
+
+
 def test_every_number_of_the_verdict_is_on_the_page(data: dict[str, Any]) -> None:
     words = parsed(page(data)).words
     for recipe in data["recipes"]:
