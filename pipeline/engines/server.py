@@ -100,6 +100,8 @@ class _Api:
                 return await self._stream(request, reply, tokens)
             async for token in tokens:
                 reply.take(token)
+                if reply.cut():
+                    break
             return web.json_response(reply.whole())
         except ServerError as error:
             raise Refusal(500, error.message, "InternalServerError") from error
@@ -112,7 +114,7 @@ class _Api:
         if isinstance(body.prompt, str):
             prompt = list(self.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"])
         else:
-            prompt = body.prompt
+            prompt = [token for part in body.prompt for token in (part if isinstance(part, list) else [part])]
         if not prompt:
             raise Refusal(400, "the prompt is empty", param="prompt")
         wrong = next((token for token in prompt if not 0 <= token < executor.vocab_size), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -26,7 +26,7 @@ class CompletionBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    prompt: list[int] | str
+    prompt: list[int] | str | Annotated[list[list[int]], Field(min_length=1, max_length=1)]
     model: str | None = None
     max_tokens: int = Field(default=16, ge=0)
     stream: bool = False
@@ -44,7 +44,7 @@ class CompletionBody(BaseModel):
     frequency_penalty: float | None = Field(default=None, ge=0, le=0)
     min_tokens: Literal[0] = 0
     echo: bool | None = None
-    stop: Literal[""] | list[str] | None = Field(default=None, max_length=0)
+    stop: str | list[str] | None = None
     logprobs: Literal[0, 1] | None = None
     prompt_logprobs: None = None
     logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
@@ -55,6 +55,11 @@ class CompletionBody(BaseModel):
         """Whether log-probabilities of the prompt are asked for."""
         return bool(self.echo)
 
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end an answer."""
+        return [text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text]
+
     @model_validator(mode="after")
     def _one_of_two_kinds(self) -> CompletionBody:
         if self.scores:
@@ -62,6 +67,8 @@ class CompletionBody(BaseModel):
                 raise ValueError("echo is for scoring a prompt: with logprobs 0 or 1, max_tokens 0 or 1, no stream")
         elif self.logprobs is not None:
             raise ValueError("logprobs are given for prompts only: with echo true, and max_tokens 0 or 1")
+        elif self.stops and self.stream:
+            raise ValueError("stop: texts end an answer only without stream (stop_token_ids do in both)")
         elif self.max_tokens == 0:
             raise ValueError("max_tokens must be at least 1, but for scoring a prompt with echo and logprobs")
         return self
@@ -112,6 +119,14 @@ class Reply:
         self.finish_reason = token.finish_reason
         visible = [] if token.finish_reason == "stop" else [token.id]
         return self._text.push(visible, final=token.finish_reason is not None)
+
+    def cut(self) -> bool:
+        """Whether a stop text has appeared: the answer ends before the first one, which is not part of it."""
+        places = [place for text in self.body.stops if (place := self._text.text.find(text)) >= 0]
+        if places:
+            self._text.text = self._text.text[: min(places)]
+            self.finish_reason = "stop"
+        return bool(places)
 
     def chunk(self, token: Token) -> dict[str, Any]:
         """Adds a token; returns its event."""

@@ -116,7 +116,7 @@ def test_many_requests_at_once_give_what_each_gives_alone() -> None:
         ({"temperature": 0.7}, 400, "temperature"),
         ({"n": 2}, 400, "n"),
         ({"logprobs": 1}, 400, "logprobs"),
-        ({"stop": ["\n"]}, 400, "stop"),
+        ({"stop": ["\n"], "stream": True}, 400, "stop"),
         ({"echo": True}, 400, "echo"),
         ({"min_tokens": 3}, 400, "min_tokens"),
         ({"repetition_penalty": 1.1}, 400, "repetition_penalty"),
@@ -142,6 +142,22 @@ def test_what_is_refused(change: dict[str, Any], status: int, named: str) -> Non
     assert found == status
     assert named in reply["error"]["message"]
     assert reply["error"]["code"] == status
+
+
+def test_a_stop_text_ends_the_answer_before_itself() -> None:
+    """It is searched in the text, so it may begin in one token and end in another: here each is one byte."""
+    tokens, _ = continuation([3], 60, frozenset())
+    assert bytes(tokens[:4]) == b"73i+"
+
+    async def test(session: ClientSession, url: str) -> Any:
+        body = {"prompt": [[3]], "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+        return await post(session, url, **body, stop=["never there", "i+"])
+
+    _, reply = with_server(test)
+    choice = reply["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("73", "stop")
+    assert choice["token_ids"] == tokens[:4]
+    assert reply["usage"]["completion_tokens"] == 4
 
 
 def test_a_prompt_is_scored() -> None:
