@@ -8,8 +8,6 @@ The server's log stays in ``logs/ARM.log``.
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,19 +17,16 @@ from pipeline.errors import UsageError
 from pipeline.files import read_json
 from pipeline.params import Params, load_params
 from pipeline.records import Arm, Item, read_items, write_answers
+from pipeline.serving.arms import CHECKPOINT, ENGINES, serving
 from pipeline.serving.client import ask, refuse_too_long
 from pipeline.serving.info import served_model, server_version
-from pipeline.serving.process import Server, ServerCommand, choose_port, running, started
+from pipeline.serving.process import Server
 from pipeline.serving.scoring import chosen, score
-from pipeline.serving.vllm import vllm_command, vllm_dtype
+from pipeline.serving.vllm import vllm_dtype
 from stages._main import stage
 
-CHECKPOINT = Path("artifacts/checkpoint")
 ITEMS = Path("calib_data/eval.jsonl")
 ANSWERS = Path("artifacts/answers")
-LOGS = Path("logs")
-MODEL = "checkpoint"  # the name under which vLLM serves it
-ENGINE_START_S = 600
 
 
 def main() -> None:
@@ -52,7 +47,7 @@ def answer_baseline(params: Params) -> None:
     device = _device()
     gpu = device.get("gpu") is not None
     arm = _arm("baseline", params, device, backend="vllm", dtype=vllm_dtype(params.baseline, gpu))
-    with _vllm(params, gpu) as server:
+    with serving("baseline", params, gpu) as server:
         arm = replace(arm, versions={"vllm": server_version(server)})
         repeat = replace(arm, name="repeat", role="repeat", order_seed=arm.order_seed + 1)
         for one in (arm, repeat):
@@ -61,36 +56,20 @@ def answer_baseline(params: Params) -> None:
 
 def answer_engine(name: str, params: Params) -> None:
     """One engine, behind ``enginegate serve``."""
-    folder = Path("engines") / name
-    manifest = read_manifest(folder)
+    manifest = read_manifest(ENGINES / name)
     limits = manifest["limits"]
     items = _items(params, limits["max_tokens"])
+    device = _device()
     arm = replace(
-        _arm(name, params, _device(), backend=manifest["backend"], dtype=manifest["dtype"]),
+        _arm(name, params, device, backend=manifest["backend"], dtype=manifest["dtype"]),
         role="runtime" if name == "runtime" else "candidate",
         recipe=manifest["recipe"],
         engine_digest=manifest["digest"],
         versions=manifest["build"]["versions"],
     )
-    port = choose_port()
-    argv = (sys.executable, "-m", "pipeline.cli", "serve", str(folder), "--port", str(port))
-    with started(ServerCommand(name, argv, port), LOGS / f"{name}.log", ENGINE_START_S) as server:
+    with serving(name, params, device.get("gpu") is not None) as server:
         # Twice the batch: while one batch runs, the next one waits complete.
         _ask(server, arm, items, params, max_tokens=limits["max_tokens"], concurrency=2 * limits["max_batch"])
-
-
-@contextmanager
-def _vllm(params: Params, gpu: bool) -> Iterator[Server]:
-    baseline, limit = params.baseline, params.engine.max_tokens
-    if baseline.url is not None:
-        with running(baseline.url, "baseline") as server:
-            yield server
-        return
-    command = vllm_command(
-        baseline, CHECKPOINT, name="baseline", model=MODEL, port=choose_port(), max_tokens=limit, gpu=gpu
-    )
-    with started(command, LOGS / "baseline.log", baseline.start_timeout_s) as server:
-        yield server
 
 
 def _items(params: Params, max_tokens: int) -> list[Item]:

@@ -13,10 +13,23 @@ from pipeline.serving.process import Server
 
 def served_model(server: Server) -> str:
     """The name of the one model that is served. Raises ServerError for none or several."""
-    names = [str(entry["id"]) for entry in _get(server, "/v1/models").get("data", [])]
-    if len(names) != 1:
+    return str(_model(server)["id"])
+
+
+def served_limit(server: Server) -> int:
+    """The most tokens of a request, prompt and answer together. Raises ServerError when it is not told."""
+    limit = _model(server).get("max_model_len")
+    if not isinstance(limit, int):
+        raise ServerError(f"{server.url} tells no max_model_len", "use vLLM or `enginegate serve`")
+    return limit
+
+
+def _model(server: Server) -> dict[str, Any]:
+    entries: list[dict[str, Any]] = _get(server, "/v1/models").get("data", [])
+    if len(entries) != 1:
+        names = [entry["id"] for entry in entries]
         raise ServerError(f"{server.url} serves {names or 'no model'}", "serve exactly one model, without adapters")
-    return names[0]
+    return entries[0]
 
 
 def server_version(server: Server) -> str:
