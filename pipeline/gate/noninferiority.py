@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.evaluate.base import Floats, Metric
 from pipeline.gate import bootstrap, plan, proportions
 from pipeline.gate.bootstrap import K
-from pipeline.gate.policy import Method, Policy
+from pipeline.gate.policy import Method, MetricRule, Policy
 
 GRID = Decimal("1e-9")
 Outcome = Literal["pass", "fail", "inconclusive", "invalid"]
@@ -97,11 +97,13 @@ def measure(statistics: Mapping[K, Floats], groups: NDArray[np.intp], policy: Po
     return {key: Measured(rows, units[key], draws[key], groups) for key, rows in statistics.items()}
 
 
-def bounds(metric: Metric, baseline: Measured, candidate: Measured, policy: Policy) -> Bounds:
-    """Bounds of the gain by the method that fits the metric."""
+def bounds(
+    metric: Metric, baseline: Measured, candidate: Measured, policy: Policy, rule: MetricRule | None = None
+) -> Bounds:
+    """Bounds of the gain by the method that fits the metric. ``rule`` stands in for the policy's."""
     confidence = policy.confidence_of_a_look
     if metric.kind == "binary":
-        return _score_bounds(baseline, candidate, confidence, policy.metrics[metric.name].method)
+        return _score_bounds(baseline, candidate, confidence, (rule or policy.metrics[metric.name]).method)
     sign = 1.0 if metric.higher_is_better else -1.0
 
     def gain(totals: Floats) -> Floats:
@@ -130,10 +132,16 @@ def _score_bounds(baseline: Measured, candidate: Measured, confidence: float, me
 
 
 def compare(
-    metric: Metric, baseline: Measured, candidate: Measured, policy: Policy, *, part: str = "all"
+    metric: Metric,
+    baseline: Measured,
+    candidate: Measured,
+    policy: Policy,
+    *,
+    part: str = "all",
+    rule: MetricRule | None = None,
 ) -> Comparison:
-    """Judges one metric on one slice by its rule in the policy."""
-    rule = policy.metrics[metric.name]
+    """Judges one metric on one slice by its rule in the policy, or by ``rule``."""
+    rule = rule or policy.metrics[metric.name]
     n = len(baseline.items)
     totals = baseline.items.sum(axis=0), candidate.items.sum(axis=0)
     scores = float(metric.score(totals[0])), float(metric.score(totals[1]))
@@ -167,7 +175,7 @@ def compare(
         margin = rule.points(exact(scores[0]))
     except ValueError as error:
         return result("invalid", str(error))
-    found = bounds(metric, baseline, candidate, policy)
+    found = bounds(metric, baseline, candidate, policy, rule)
     outcome = judged(found.lower, found.upper, margin)
     floor = _floor(metric, scores[0], float(margin), policy.confidence_of_a_look)
     if outcome == "pass" and n < floor:
