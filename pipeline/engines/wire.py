@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.engines.scheduler import Scores, Token
+
+PROMPT_CONTEXT = 5  # ids at the prompt's end that the answer's first piece is decoded with
 
 
 class StreamOptions(BaseModel):
@@ -111,7 +114,7 @@ class Reply:
         self.created = int(time.time())
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
-        self._text = TextStream(tokenizer, body.skip_special_tokens)
+        self._text = TextStream(tokenizer, body.skip_special_tokens, prompt)
 
     def take(self, token: Token) -> str:
         """Adds a token; returns the text that it completes."""
@@ -152,7 +155,7 @@ class Reply:
             best = (self.tokenizer.decode([token]) for token in scores.best.tolist())
             for entry, text, log_prob in zip(top, best, scores.best_log_prob.tolist(), strict=False):
                 entry[text] = log_prob
-        prompt = "" if self.body.return_token_ids else "".join(texts[: len(self.prompt)])
+        prompt = "" if self.body.return_token_ids else str(self.tokenizer.decode(self.prompt))
         choice = self._choice(prompt + self._text.text, self.token_ids, first=True)
         choice["logprobs"] = {
             "text_offset": [0, *accumulate(map(len, texts[:-1]))],
@@ -194,16 +197,20 @@ class TextStream:
     """Token ids into text, piece by piece: a piece is held back while it ends inside a character.
 
     Only the last few ids are decoded again, with one settled piece before them, because a token's text can
-    depend on the token before it (a leading space).
+    depend on the token before it (a leading space). Before the first piece that is the end of ``prompt``, as in
+    vLLM, so both servers answer with the same text.
     """
 
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Any, skip_special_tokens: bool, prompt: Sequence[int] = ()) -> None:
         self.text = ""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._ids: list[int] = []
         self._context = 0  # ids before this place are settled and no longer needed
-        self._settled = 0  # ids before this place are in ``text``
+        self._settled = 0  # ids before this place are in ``text``, or the prompt's
+        before = list(prompt[-PROMPT_CONTEXT:])
+        if before and not self._decode(before).endswith("\N{REPLACEMENT CHARACTER}"):
+            self._ids, self._settled = before, len(before)
 
     def push(self, ids: list[int], final: bool) -> str:
         """Adds ids; returns the text that they complete. ``final`` gives out even a broken character."""

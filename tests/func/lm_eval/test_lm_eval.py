@@ -35,7 +35,7 @@ def row(model: Any, words: Any, source: str) -> dict[str, Any]:
     with torch.no_grad():
         after = model(ids).logits[0, -1]
         whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
-    answer = words.decode(whole[0, ids.shape[1] :], skip_special_tokens=True).split("translate")[0]
+    answer = words.decode(whole[0], skip_special_tokens=True).removeprefix(source).split("translate")[0]
     scores = [after[words.convert_tokens_to_ids(word)].item() for word in CHOICES]
     return {"prompt": source, "answer": answer, "choices": CHOICES, "likeliest": scores.index(max(scores))}
 

@@ -31,3 +31,17 @@ def test_spaces_between_words_are_kept() -> None:
     pieces = [stream.push([token], final=False) for token in ids]
     assert pieces == ["a1", " a2", " b3", " a4"]
     assert stream.push([words.eos_token_id], final=True) == ""
+
+
+def test_the_first_piece_is_decoded_after_the_prompt() -> None:
+    """As vLLM does: the space before the first word belongs to the answer."""
+    words = tiny.tokenizer()
+    stream = TextStream(words, skip_special_tokens=True, prompt=words("a1 a2 a3 a4 a5 a6 =>")["input_ids"])
+    ids = words("b1 b2")["input_ids"]
+    assert [stream.push([token], final=False) for token in ids] == [" b1", " b2"]
+    assert stream.push([], final=True) == ""
+
+
+def test_a_prompt_that_ends_inside_a_character_takes_nothing_from_the_answer() -> None:
+    stream = TextStream(ByteTokenizer(), skip_special_tokens=True, prompt=[65, 0xC3])
+    assert stream.push(list(b"Hola"), final=True) == "Hola"
