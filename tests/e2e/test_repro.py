@@ -96,6 +96,8 @@ def test_the_whole_run(project: Project) -> None:
         manifest = project.json(f"engines/{name}/manifest.json")
         assert verdict["engine_digest"] == manifest["digest"]
         assert verdict["verdict"] in {"PROMOTE", "REJECT", "INCONCLUSIVE"}, verdict["reasons"]
+        delta = verdict["fidelity"]["delta_nll"]  # every arm scored 200 references
+        assert -0.5 < delta["lower"] <= delta["value"] <= delta["upper"] < 0.5
         promoted = project.folder / "engines/promoted" / name / "manifest.json"
         assert promoted.exists() == (verdict["verdict"] == "PROMOTE")
         census = project.json(f"artifacts/quantized/{name}/census.json")
