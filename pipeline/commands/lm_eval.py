@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,7 @@ def _logs(arm: str, harness: Harness, folder: Path) -> Path:
 
     if any(Path(arm).glob("samples_*.jsonl")):
         return Path(arm)
-    with _server(arm) as server:
+    with redirect_stdout(sys.stderr), _server(arm) as server:  # stdout is for the verdict
         run_task(harness, server.url, served_model(server), served_limit(server), folder)
     return folder
 
