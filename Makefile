@@ -17,9 +17,10 @@ demo:
 	PATH="$(BIN):$$PATH" dvc repro
 	@echo "report: $(CURDIR)/report/index.html"
 
-test: setup-dev
+test:
+	$(MAKE) --jobs=2 setup-dev setup-vllm
 	$(MAKE) lint
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m "not slow and not gpu"
 
 lint:
 	$(BIN)/ruff check .
@@ -61,5 +62,7 @@ setup-lm-eval: .venv-lm-eval/setup.stamp
 	.venv-lm-eval/bin/python $(PIP) --requirement requirements/lm-eval.lock
 	@touch $@
 
+# Keeps engines/promoted: what serves may be nowhere else.
 clean:
-	rm -rf .venv .venv-vllm .venv-lm-eval artifacts engines/*/ report logs calib_data/*.json*
+	rm -rf .venv .venv-vllm .venv-lm-eval .dvc/cache .dvc/tmp dvc.lock artifacts report logs calib_data/*.json*
+	find engines -mindepth 1 -maxdepth 1 -type d ! -name promoted -exec rm -rf {} +

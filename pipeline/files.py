@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError, StorageError
+
+# Quotas and file-size limits are met like a full disk.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_WORDS = "|".join(f"os error {number}|{os.strerror(number)}" for number in _FULL)
 
 
 def canonical_json(value: Any) -> bytes:
@@ -50,16 +55,26 @@ def storage_errors(target: Path) -> Iterator[None]:
     """Turns a full disk or a refused path into a StorageError that names ``target``."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if _is_full(error):
             free = shutil.disk_usage(_existing_parent(target)).free / 2**30
             raise StorageError(
                 f"{target}: no space left on the disk ({free:.1f} GiB free); nothing was half-written",
                 "free some space (`dvc gc -w` drops unused cache) and run `dvc repro` again",
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise StorageError(f"{target}: {error.strerror}", "check the owner and the mount of this path") from error
         raise
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a write failed for want of space. Native writers (safetensors, ONNX) only say so in words, and
+    transformers and ModelOpt wrap what they met."""
+    if error is None:
+        return False
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return bool(re.search(_FULL_WORDS, str(error))) or _is_full(error.__cause__)
 
 
 def _existing_parent(path: Path) -> Path:
@@ -89,10 +104,13 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yields a temporary folder beside ``path``; it takes the place of ``path`` when the block ends well.
 
-    A folder that stood there before is kept until the new one is complete.
+    A folder that stood there before is kept until the new one is complete. What a killed run left is removed
+    first: DVC lets one run at a time write an output.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{path.name}.*.part"):
+            shutil.rmtree(left)
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
         old = part.with_suffix(".old")
         try:

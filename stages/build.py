@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.engines import load_executor
+from pipeline.engines import get_backend, load_executor
 from pipeline.engines.check import check_engine
 from pipeline.engines.manifest import write_manifest
-from pipeline.engines.ort import compile_engine
 from pipeline.errors import BuildError
 from pipeline.files import atomic_folder, digest_json, read_json
 from pipeline.params import load_params
@@ -41,7 +40,9 @@ def main() -> None:
         sources["recipe"] = digest_json(asdict(recipe))
     print(f"building {name} for {params.engine.backend}", flush=True)
     with atomic_folder(Path("engines") / name) as part:
-        build = compile_engine(PLAIN, None if recipe is None else quantized / "checkpoint", part)
+        build = get_backend(params.engine.backend).compile_engine(
+            PLAIN, None if recipe is None else quantized / "checkpoint", part
+        )
         _copy_tokenizer(part / "tokenizer")
         description = {
             "name": name,
@@ -60,11 +61,11 @@ def main() -> None:
         write_manifest(part, description)
         probe = Probe.load((PLAIN if recipe is None else quantized) / "probe.npz")
         found = check_engine(load_executor(part), probe, "none" if recipe is None else recipe.weights)
-        description["build"] = build | {"probe": asdict(found)}
+        description["build"] = build | {"probe": asdict(found) | {"noise_kl": probe.noise}}
         manifest = write_manifest(part, description)
     print(
         f"{name}: {manifest['digest'][:19]}, {build['int8_matmuls']} MatMuls in int8, "
-        f"mean KL to the calibrated model {found.mean_kl:.5f}, same top token {found.top1:.1%}"
+        f"mean KL to the calibrated model {found.mean_kl:.5f} (its own noise {probe.noise:.5f})"
     )
 
 

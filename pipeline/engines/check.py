@@ -13,8 +13,7 @@ from pipeline.quantize.probe import STEPS, Agreement, Probe, agreement
 if TYPE_CHECKING:
     from pipeline.engines.scheduler import Executor
 
-# Mean KL in nats. Rounding alone moves a fake-quantised model by 0.002 to 0.007 on the demo's model (an
-# activation on the edge between two integers falls to the other side); float32 against float32 by 1e-9.
+# Mean KL in nats, or twice the reference's own noise where that is more.
 TOLERANCE = {"int8": 0.02, "fp8": 0.1, "none": 1e-4}
 
 
@@ -24,10 +23,11 @@ def check_engine(executor: Executor, probe: Probe, kind: str) -> Agreement:
     ``kind`` is the recipe's number format (``none`` without quantisation). Raises BuildError beyond tolerance.
     """
     found = agreement(probe.logits, forced_logits(executor, probe))
-    if not found.mean_kl <= TOLERANCE[kind]:
+    tolerance = max(TOLERANCE[kind], 2 * probe.noise)
+    if not found.mean_kl <= tolerance:
         raise BuildError(
             f"the engine is not the model it was built from: mean KL {found.mean_kl:.4f} nats on the probe "
-            f"(tolerance {TOLERANCE[kind]}), same top token at {found.top1:.0%}",
+            f"(tolerance {tolerance:.4f}), same top token at {found.top1:.0%}",
             "report this with the recipe and the model's architecture: the lowering is wrong for it",
         )
     return found

@@ -21,10 +21,9 @@ SCORE_VALUES = 2**25  # logits held at a time while scoring: 128 MiB
 
 
 def compile_engine(plain: Path, quantized: Path | None, target: Path) -> dict[str, Any]:
-    """Writes ``model.onnx`` and its data into ``target``; returns what was built, for the manifest.
+    """Writes ``model.onnx`` and its data into ``target``; see ``pipeline.engines.Backend``.
 
-    ``plain`` is the folder of the plain graph, ``quantized`` the unified export of a recipe (None: no
-    quantisation). Raises BuildError when a quantised layer did not become an int8 kernel.
+    Raises BuildError when a quantised layer did not become an int8 kernel.
     """
     import onnx
     import onnxruntime
@@ -43,6 +42,11 @@ def compile_engine(plain: Path, quantized: Path | None, target: Path) -> dict[st
         "int8_matmuls": lowered,
         "versions": {"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
     }
+
+
+def open_executor(folder: Path, *, max_batch: int, max_tokens: int, threads: int) -> OrtExecutor:
+    """Opens an engine folder for decoding; ``threads`` 0: one for each core."""
+    return OrtExecutor(folder, max_batch=max_batch, max_tokens=max_tokens, threads=threads)
 
 
 @dataclass

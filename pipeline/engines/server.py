@@ -135,7 +135,9 @@ class _Api:
     async def _score(self, prompt: list[int]) -> Scores:
         """Queues the prompt and waits for its scores."""
         if not isinstance(self.scheduler.executor, Scorer):
-            raise Refusal(400, "this engine's backend gives no log-probabilities of prompts", param="echo")
+            raise Refusal(
+                400, "this engine's backend gives no log-probabilities of prompts (eval.scored: 0)", param="echo"
+            )
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Scores | Failure] = asyncio.Queue()
         job = ScoreJob(prompt, lambda event: _hand_over(loop, queue, event))

@@ -104,6 +104,7 @@ def test_the_int8_engine_gives_the_fake_quantised_models_logits(built: Built, re
     """The acceptance test of the lowering: same calibration, same tokens, ModelOpt against integer kernels."""
     found = check_engine(_executor(built, recipe), built.probes[recipe], "int8")
     assert found.mean_kl < 0.002
+    assert built.probes[recipe].noise < 0.01, "a noisy reference would make the check toothless"
     # The check can fail: it tells this recipe's model from the original one.
     from pipeline.quantize.probe import agreement
 
@@ -112,10 +113,10 @@ def test_the_int8_engine_gives_the_fake_quantised_models_logits(built: Built, re
 
 def test_a_wrong_engine_is_refused(built: Built) -> None:
     probe = built.probes["none"]
-    shuffled = Probe(probe.tokens, probe.logits[:, :, ::-1].copy())
+    shuffled = Probe(probe.tokens, probe.logits[:, :, ::-1].copy(), probe.noise)
     with pytest.raises(BuildError, match="the engine is not the model it was built from"):
         check_engine(_executor(built, "none"), shuffled, "none")
-    nan = Probe(probe.tokens, np.full_like(probe.logits, np.nan))
+    nan = Probe(probe.tokens, np.full_like(probe.logits, np.nan), probe.noise)
     with pytest.raises(BuildError, match="mean KL nan"):
         check_engine(_executor(built, "none"), nan, "none")
 

@@ -11,7 +11,7 @@ from pipeline.quantize.recipes import load_recipe, recipe_names
 
 
 def test_the_built_in_recipes_load() -> None:
-    assert recipe_names() == ["fp8", "int8_mixed", "int8_sq"]
+    assert recipe_names() == ["fp8", "int8_max", "int8_mixed", "int8_sq"]
     mixed = load_recipe("int8_mixed")
     assert mixed.promises("model.layers.3.mlp.up_proj")
     assert not mixed.promises("model.layers.3.mlp.down_proj")
@@ -37,5 +37,7 @@ def test_mistakes_are_named(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_an_unknown_recipe_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"int4.yaml: no such recipe \(there are: fp8, int8_mixed, int8_sq\)"):
+    with pytest.raises(
+        ConfigError, match=r"int4.yaml: no such recipe \(there are: fp8, int8_max, int8_mixed, int8_sq\)"
+    ):
         load_recipe("int4")
