@@ -18,7 +18,7 @@ demo:
 	@echo "report: $(CURDIR)/report/index.html"
 
 test:
-	$(MAKE) --jobs=2 setup-dev setup-vllm
+	$(MAKE) --jobs=2 setup-dev setup-vllm setup-lm-eval
 	$(MAKE) lint
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m "not slow and not gpu"
 
