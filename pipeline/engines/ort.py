@@ -104,6 +104,17 @@ class OrtExecutor:
             for value in state.cache
         ]
 
+    def join(self, state: State, other: State) -> None:
+        """Appends the rows of ``other``; the shorter of both caches gets masked columns on the left."""
+        width = max(state.mask.shape[1], other.mask.shape[1])
+        state.mask = np.concatenate([_pad_left(one.mask, 1, width) for one in (state, other)])
+        state.cache = [
+            self._ort.OrtValue.ortvalue_from_numpy(
+                np.concatenate([_pad_left(value.numpy(), 2, width) for value in pair])
+            )
+            for pair in zip(state.cache, other.cache, strict=True)
+        ]
+
     def score(self, prompts: list[list[int]]) -> list[Scores]:
         """Log-probabilities along each prompt, read in pieces so that ``SCORE_VALUES`` logits exist at a time.
 
@@ -160,6 +171,13 @@ class OrtExecutor:
         logits, *state.cache = binding.get_outputs()
         found: Logits = logits.numpy()
         return found
+
+
+def _pad_left(values: NDArray[Any], axis: int, width: int) -> NDArray[Any]:
+    """``values`` with zeros in front along ``axis``, up to ``width``."""
+    pads = [(0, 0)] * values.ndim
+    pads[axis] = (width - values.shape[axis], 0)
+    return np.pad(values, pads)
 
 
 def _log_sum_exp(logits: Logits) -> NDArray[np.float64]:

@@ -4,8 +4,8 @@ The executor does the arithmetic and knows nothing of requests; the scheduler do
 arrival order; a batch is the oldest one and those that are nearest to it in prompt length, which limits padding
 and starves nobody. Rows that finish early are dropped from the batch once they are worth a copy of the cache.
 
-A batch is a list of rows that only ``_step`` changes, so letting new requests join a running batch later is a
-second way to add rows, not another loop.
+Waiting requests join a running batch when enough of its rows are free (in-flight batching): their prompts are read on
+their own, and their rows are appended.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pipeline.errors import ServerError
 
 LINGER_S = 0.005  # a lone request waits this long for company
+JOIN_SHARE = 0.25  # free rows wait until they are this share of the batch: reading a few prompts costs like many
 DROP_SHARE = 0.125  # finished rows are dropped when they are this share of the batch: a copy costs about two rows
 
 State: TypeAlias = Any  # what an executor keeps between two steps; only the executor looks into it
@@ -44,6 +45,10 @@ class Executor(Protocol):
 
     def keep(self, state: State, rows: NDArray[np.int64]) -> None:
         """Drops all rows of the batch but ``rows``, in that order."""
+        ...
+
+    def join(self, state: State, other: State) -> None:
+        """Appends the rows of ``other`` to ``state``; ``other`` is not used again."""
         ...
 
 
@@ -212,19 +217,33 @@ class Scheduler:
             return
         state, logits = self.executor.prefill([list(job.prompt) for job in batch])
         rows = batch
-        while True:
-            tokens = _greedy(logits)
-            for job, token in zip(rows, tokens.tolist(), strict=True):
-                if job.active:
-                    job.accept(token)
-            active = [row for row, job in enumerate(rows) if job.active]
-            if not active:
-                return
-            if len(rows) - len(active) >= DROP_SHARE * len(rows):
+        tokens = _accept(rows, logits)
+        while active := [row for row, job in enumerate(rows) if job.active]:
+            newcomers = self._newcomers(len(active))
+            if newcomers or len(rows) - len(active) >= DROP_SHARE * len(rows):
                 kept = np.array(active, dtype=np.int64)
                 self.executor.keep(state, kept)
                 rows, tokens = [rows[row] for row in active], tokens[kept]
-            logits = self.executor.decode(state, tokens)
+            if newcomers:
+                self._running = [*rows, *newcomers]
+                other, logits = self.executor.prefill([list(job.prompt) for job in newcomers])
+                self.executor.join(state, other)
+                rows, tokens = [*rows, *newcomers], np.concatenate([tokens, _accept(newcomers, logits)])
+                continue  # a newcomer's first token may have been its last
+            tokens = _accept(rows, self.executor.decode(state, tokens))
+
+    def _newcomers(self, active: int) -> list[Job]:
+        """The waiting jobs that join a batch of ``active`` rows now; none while a prompt to score is the oldest."""
+        free = self.executor.max_batch - active
+        if free < JOIN_SHARE * self.executor.max_batch:
+            return []
+        with self._changed:
+            waiting = [job for job in self._waiting if job.active]
+            if not waiting or not isinstance(waiting[0], Job):
+                return []
+            chosen = [job for job in _nearest(waiting, free) if isinstance(job, Job)]
+            self._waiting = [job for job in waiting if job not in chosen]
+            return chosen
 
     def _give_up(self, message: str) -> None:
         with self._changed:
@@ -233,6 +252,15 @@ class Scheduler:
             self._waiting = []
         for job in failed:
             job.emit(Failure(message))
+
+
+def _accept(rows: Sequence[Job], logits: NDArray[Any]) -> NDArray[np.int64]:
+    """Gives each row its next token; returns the tokens."""
+    tokens = _greedy(logits)
+    for job, token in zip(rows, tokens.tolist(), strict=True):
+        if job.active:
+            job.accept(token)
+    return tokens
 
 
 def _nearest(jobs: list[Job | ScoreJob], count: int) -> list[Job | ScoreJob]:

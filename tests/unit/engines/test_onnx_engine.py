@@ -209,6 +209,18 @@ def test_a_tied_embedding_is_stored_once(built: Built) -> None:
     assert [128, 85] not in [list(t.dims) for t in model.graph.initializer]
 
 
+@pytest.mark.parametrize("lengths", [(3, 6), (6, 3), (4, 4)])
+def test_joined_rows_go_on_as_they_would_alone(built: Built, lengths: tuple[int, int]) -> None:
+    executor = _executor(built, "none")
+    prompts = [list(range(5, 5 + length)) for length in lengths]
+    alone = [executor.prefill([prompt])[0] for prompt in prompts]
+    expected = [executor.decode(state, np.array([token])) for state, token in zip(alone, (30, 31), strict=True)]
+    states = [executor.prefill([prompt])[0] for prompt in prompts]
+    executor.join(states[0], states[1])
+    together = executor.decode(states[0], np.array([30, 31]))
+    np.testing.assert_allclose(together, np.concatenate(expected), rtol=1e-3, atol=1e-4)
+
+
 def test_dropping_rows_changes_no_other_row(built: Built) -> None:
     executor = _executor(built, "none")
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14, 15]]

@@ -58,11 +58,11 @@ def test_any_mix_gives_the_same_tokens_as_one_at_a_time(
 
 
 def _run(executor: FakeExecutor, clients: list[Client]) -> None:
-    """Runs ``clients`` behind one that holds the engine while they queue up."""
+    """Runs ``clients`` behind a full batch that holds the engine while they queue up."""
     scheduler = Scheduler(executor)
     executor.step_s = 0.02
-    first = Client([1], 5, frozenset())
-    scheduler.submit(first.job)
+    for _ in range(executor.max_batch):
+        scheduler.submit(Client([1], 5, frozenset()).job)
     while not executor.batches:
         time.sleep(0.001)
     executor.step_s = 0
@@ -183,3 +183,22 @@ def test_closing_ends_a_running_job() -> None:
     endless.events.get(timeout=5)
     scheduler.close()
     assert not any(thread.name == "scheduler" for thread in threading.enumerate())
+
+
+def test_a_waiting_request_joins_a_running_batch() -> None:
+    """The long one is still being answered when the short ones, which arrive later, are done."""
+    executor = FakeExecutor(max_batch=4, step_s=0.005)
+    scheduler = Scheduler(executor)
+    long = Client([1], 100, frozenset())
+    scheduler.submit(long.job)
+    while executor.steps < 3:
+        time.sleep(0.001)
+    late = [Client([number, 7], 5, frozenset()) for number in range(2, 9)]
+    for client in late:
+        scheduler.submit(client.job)
+    for number, client in enumerate(late, start=2):
+        assert client.answer() == continuation([number, 7], 5, frozenset())
+    assert long.job.active
+    assert max(executor.widths) == 4
+    assert long.answer() == continuation([1], 100, frozenset())
+    scheduler.close()

@@ -63,6 +63,10 @@ class FakeExecutor:
     def keep(self, state: list[list[int]], rows: np.ndarray) -> None:
         state[:] = [state[row] for row in rows.tolist()]
 
+    def join(self, state: list[list[int]], other: list[list[int]]) -> None:
+        state += other
+        assert len(state) <= self.max_batch
+
     def _logits(self, state: list[list[int]]) -> np.ndarray:
         logits = np.zeros((len(state), VOCABULARY), dtype=np.float32)
         for place, row in enumerate(state):
