@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.engines.manifest import read_manifest
 from pipeline.errors import UsageError
 from pipeline.files import read_json
+from pipeline.gate.policy import load_policy
 from pipeline.params import Params, load_params
 from pipeline.records import Arm, Item, read_items, write_answers
 from pipeline.serving.arms import CHECKPOINT, ENGINES, serving
@@ -66,6 +67,8 @@ def answer_engine(name: str, params: Params) -> None:
         recipe=manifest["recipe"],
         engine_digest=manifest["digest"],
         versions=manifest["build"]["versions"],
+        # A candidate is asked under a policy that stands: the gate refuses answers from before a change of it.
+        extra={} if name == "runtime" else {"policy_digest": load_policy().digest()},
     )
     with serving(name, params, device.get("gpu") is not None) as server:
         # Twice the batch: while one batch runs, the next one waits complete.
@@ -124,7 +127,7 @@ def _ask(server: Server, arm: Arm, items: list[Item], params: Params, *, max_tok
         label=arm.name,
     )
     wall_s = time.perf_counter() - begin
-    arm = replace(arm, wall_s=wall_s, extra={"concurrency": concurrency})
+    arm = replace(arm, wall_s=wall_s, extra=arm.extra | {"concurrency": concurrency})
     forced = chosen(items, params.eval.scored, tokenizer, max_tokens)
     scores = score(
         forced,

@@ -289,7 +289,7 @@ def _policy_fixed(evidence: Evidence, policy: Policy) -> Answer:
     noted = {role: evidence.arms[role][0].extra.get("policy_digest") for role in evidence.present()}
     changed = [role for role, digest in noted.items() if digest is not None and digest != policy.digest()]
     if changed:
-        return Problem(f"the policy changed after {', '.join(changed)} answered: {noted}")
+        return Problem(f"the policy changed after {', '.join(changed)} answered: run `dvc repro` to ask again; {noted}")
     return "the policy is the one noted when the arms answered" if any(noted.values()) else "not noted by the arms"
 
 

@@ -95,6 +95,7 @@ def test_the_whole_run(project: Project) -> None:
     for name, verdict in verdicts.items():
         manifest = project.json(f"engines/{name}/manifest.json")
         assert verdict["engine_digest"] == manifest["digest"]
+        assert verdict["policy_digest"] == project.json(f"artifacts/answers/{name}/arm.json")["extra"]["policy_digest"]
         assert verdict["verdict"] in {"PROMOTE", "REJECT", "INCONCLUSIVE"}, verdict["reasons"]
         delta = verdict["fidelity"]["delta_nll"]  # every arm scored 200 references
         assert -0.5 < delta["lower"] <= delta["value"] <= delta["upper"] < 0.5
@@ -139,6 +140,17 @@ def test_changing_one_recipe_runs_only_what_hangs_on_it(project: Project) -> Non
     own = {f"{stage}@int8_mixed" for stage in ("quantize", "build", "answer", "decide")}
     assert ran == ALWAYS | own | {"promoted", "report"}, text
     assert project.json("engines/int8_mixed/manifest.json")["build"]["int8_matmuls"] == 11
+
+
+def test_a_change_of_the_policy_asks_the_candidates_again(project: Project) -> None:
+    policy = project.folder / "policy.yaml"
+    policy.write_text(policy.read_text().replace("resamples: 2000", "resamples: 2500"))
+    _, ran, text = project.repro()
+    again = {f"{stage}@{recipe}" for stage in ("answer", "decide") for recipe in ("int8_sq", "int8_mixed")}
+    assert ran == ALWAYS | again | {"promoted", "report"}, text
+    for recipe in ("int8_sq", "int8_mixed"):
+        findings = {row["check"]: row for row in project.json(f"artifacts/verdicts/{recipe}.json")["validity"]}
+        assert findings["policy_fixed"]["ok"]
 
 
 def test_the_gate_command_gives_the_verdict_as_exit_code(project: Project) -> None:

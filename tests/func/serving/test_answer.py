@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tests import tiny
 from tests.unit.serving.fake_engine import FakeExecutor, ScoringExecutor, continuation
 
 EOS = 2
+POLICY = Path(__file__).parents[3] / "policy.yaml"
 
 
 @pytest.fixture
@@ -36,6 +38,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("artifacts/checkpoint.json").write_text(json.dumps({"fingerprints": prints, "eos_token_ids": [EOS]}))
     device = {"gpu": None, "sm": None, "tensorrt": None, "cpu": "x86_64", "memory": 1}
     Path("artifacts/platform.json").write_text(json.dumps({"device": device}))
+    shutil.copy(POLICY, tmp_path)
     write_params("http://127.0.0.1:9")
     return tmp_path
 
