@@ -100,17 +100,28 @@ def atomic_file(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def clear_leftovers(path: Path) -> None:
+    """Puts right what a killed ``atomic_folder(path)`` left beside ``path``: a folder that was moved aside goes back
+    when nothing took its place, half copies go away. DVC lets one run at a time write an output."""
+    # What mkdtemp puts in the middle holds no dot, so a neighbour named NAME.more is left alone.
+    ours = re.compile(rf"\.{re.escape(path.name)}\.[^.]+\.(old|part)")
+    for left in sorted(path.parent.iterdir()):
+        match = ours.fullmatch(left.name)
+        if match and match[1] == "old" and not path.exists():
+            left.replace(path)
+        elif match:
+            shutil.rmtree(left)
+
+
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yields a temporary folder beside ``path``; it takes the place of ``path`` when the block ends well.
 
-    A folder that stood there before is kept until the new one is complete. What a killed run left is removed
-    first: DVC lets one run at a time write an output.
+    A folder that stood there before is kept until the new one is complete.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{path.name}.*.part"):
-            shutil.rmtree(left)
+        clear_leftovers(path)
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
         old = part.with_suffix(".old")
         try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.engines.manifest import FILE, verify_files
 from pipeline.errors import EnginegateError, IntegrityError
-from pipeline.files import atomic_folder, digest_file, digest_json, read_json, write_json
+from pipeline.files import atomic_folder, clear_leftovers, digest_file, digest_json, read_json, write_json
 
 PROMOTED = Path("engines/promoted")
 PROMOTE = "PROMOTE"
@@ -108,12 +108,9 @@ def recover(target: Path = PROMOTED) -> None:
     ``target`` is an output of DVC, so nothing but whole engines may stay in it.
     """
     target.mkdir(parents=True, exist_ok=True)
-    for old in sorted(target.glob(".*.old")):
-        place = target / old.name[1:].rsplit(".", 2)[0]  # atomic_folder: .NAME.RANDOM.old
-        if not place.exists():
-            old.replace(place)
-    for leftover in (*target.glob(".*.old"), *target.glob(".*.part")):
-        shutil.rmtree(leftover)
+    leftovers = [*target.glob(".*.old"), *target.glob(".*.part")]
+    for name in {left.name[1:].rsplit(".", 2)[0] for left in leftovers}:  # atomic_folder: .NAME.RANDOM.old
+        clear_leftovers(target / name)
 
 
 def short(digest: str | None) -> str:

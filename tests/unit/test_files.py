@@ -51,6 +51,18 @@ def test_a_failed_folder_keeps_the_old_one(tmp_path: Path) -> None:
     assert list(digest_tree(folder)) == ["b"]
 
 
+def test_what_a_kill_between_the_renames_left_is_put_right(tmp_path: Path) -> None:
+    """The old folder is moved aside, the new one is complete but not yet in its place; a neighbour's is left alone."""
+    folder = tmp_path / "engine"
+    for name, content in ((".engine.abcd1234.old", "old"), (".engine.abcd1234.part", "new"), (".engine.v2.x.part", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text(content)
+    with pytest.raises(RuntimeError, match="again"), atomic_folder(folder):
+        raise RuntimeError("again")
+    assert (folder / "a").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".engine.v2.x.part", "engine"]
+
+
 def test_a_full_disk_is_a_storage_error_that_names_the_target(tmp_path: Path) -> None:
     message = r"out.json: no space left .* nothing was half-written"
     with pytest.raises(StorageError, match=message), atomic_file(tmp_path / "out.json"):
