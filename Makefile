@@ -27,7 +27,7 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-setup: .venv/setup.stamp
+setup: .venv/demo.stamp
 setup-dev: .venv/dev.stamp
 setup-vllm: .venv-vllm/setup.stamp
 setup-lm-eval: .venv-lm-eval/setup.stamp
@@ -35,17 +35,10 @@ setup-lm-eval: .venv-lm-eval/setup.stamp
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/setup.stamp: requirements/demo.lock pyproject.toml | .venv/bin/python
-	@echo "installing the pipeline into .venv (1 to 3 minutes)"
+.venv/%.stamp: requirements/%.lock pyproject.toml | .venv/bin/python
+	@echo "installing requirements/$*.lock into .venv (1 to 3 minutes)"
 	$(BIN)/python $(PIP) "$(TORCH)"
-	$(BIN)/python $(PIP) --requirement requirements/demo.lock
-	$(BIN)/python $(PIP) --no-deps --editable .
-	@touch $@
-
-.venv/dev.stamp: requirements/dev.lock pyproject.toml | .venv/bin/python
-	@echo "installing the pipeline and the test tools into .venv (1 to 3 minutes)"
-	$(BIN)/python $(PIP) "$(TORCH)"
-	$(BIN)/python $(PIP) --requirement requirements/dev.lock
+	$(BIN)/python $(PIP) --requirement requirements/$*.lock
 	$(BIN)/python $(PIP) --no-deps --editable .
 	@touch $@
 
