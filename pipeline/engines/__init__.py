@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     "onnxruntime": "pipeline.engines.onnxruntime",
+    "tensorrt_llm": "pipeline.engines.tensorrt_llm",
 }
 
 

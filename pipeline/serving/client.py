@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pipeline.errors import DataError, ServerError
 from pipeline.records import Item, Record, Timing
-from pipeline.serving.completion import Completion, CompletionRequest, complete
+from pipeline.serving.completion import Completion, CompletionRequest, Dialect, complete
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -41,6 +41,7 @@ def ask(
     order_seed: int,
     label: str = "asking",
     stall_s: float = 300.0,
+    dialect: Dialect = "vllm",
 ) -> tuple[list[Record], list[Timing]]:
     """The greedy answer to each item and how long it took, in the order of ``items``.
 
@@ -62,7 +63,7 @@ def ask(
     with tqdm(total=len(requests), desc=label, unit="item", mininterval=5) as progress:
 
         def send(session: ClientSession, request: CompletionRequest) -> Awaitable[Completion]:
-            return complete(session, url, model, request, stall_s)
+            return complete(session, url, model, request, stall_s, dialect=dialect)
 
         answers = asyncio.run(send_all(requests, send, concurrency, progress.update))
     records = [_record(item, answers[item.id], tokenizer) for item in items]

@@ -4,7 +4,8 @@ Token ids go in and token ids come out: nothing is re-tokenised, so an answer's 
 A request either gives a whole, checked answer or a ServerError that names the item; nothing is retried.
 
 On the wire (vLLM, and our own server): ``token_ids`` of a choice hold the ids of that chunk, the stop token
-included, and ``usage.completion_tokens`` counts them all.
+included, and ``usage.completion_tokens`` counts them all. ``trtllm-serve`` answers in the same form when it is asked
+in its own words (``Dialect``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.errors import ServerError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, ClientTimeout
 
 EXCERPT = 500  # characters of a response body shown in an error
+Dialect = Literal["vllm", "trtllm-serve"]  # what a server wants to hear; our own server speaks vLLM's
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,10 @@ class CompletionRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
-    def body(self, model: str) -> dict[str, Any]:
+    def body(self, model: str, dialect: Dialect = "vllm") -> dict[str, Any]:
         """The JSON body. Everything that could change greedy decoding is said explicitly."""
+        if dialect == "trtllm-serve":
+            return self._trtllm_body(model)
         return {
             "model": model,
             "prompt": list(self.prompt_token_ids),
@@ -47,6 +51,27 @@ class CompletionRequest:
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": True,
             "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    def _trtllm_body(self, model: str) -> dict[str, Any]:
+        """As ``trtllm-serve`` has it; it refuses every field that it does not know.
+
+        ``detokenize`` false gives token ids instead of text. ``top_k`` 1 is greedy in every version (temperature 0
+        is not). Its own end token would end an answer without being part of it on one backend and as part of it on
+        the other, so it is switched off: only ids of ``stop_token_ids`` end an answer, and are part of it.
+        """
+        return {
+            "model": model,
+            "prompt": list(self.prompt_token_ids),
+            "max_tokens": self.max_tokens,
+            "n": 1,
+            "top_k": 1,
+            "stop_token_ids": [] if self.ignore_eos else list(self.stop_token_ids),
+            "include_stop_str_in_output": True,
+            "ignore_eos": True,
+            "detokenize": False,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -72,7 +97,13 @@ class Completion:
 
 
 async def complete(
-    session: ClientSession, url: str, model: str, request: CompletionRequest, stall_s: float = 300.0
+    session: ClientSession,
+    url: str,
+    model: str,
+    request: CompletionRequest,
+    stall_s: float = 300.0,
+    *,
+    dialect: Dialect = "vllm",
 ) -> Completion:
     """Sends ``request`` to the server at ``url`` and reads the stream to its end.
 
@@ -84,7 +115,7 @@ async def complete(
     stream = _Stream(request)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=stall_s)
     with connection_errors(request.id, url, stall_s):
-        async for event in _events(session, f"{url}/v1/completions", request.body(model), request.id, timeout):
+        async for event in _events(session, f"{url}/v1/completions", request.body(model, dialect), request.id, timeout):
             stream.take(event)
         stream.end = time.perf_counter()
     return stream.checked()

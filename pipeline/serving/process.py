@@ -22,6 +22,7 @@ from pathlib import Path
 
 from pipeline.errors import ServerError
 from pipeline.files import storage_errors
+from pipeline.serving.completion import Dialect
 
 HOST = "127.0.0.1"
 GRACE_S = 15.0  # from SIGTERM to SIGKILL
@@ -31,12 +32,14 @@ TAIL_LINES = 20
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """A server's command line. It must listen on ``HOST``:``port``; ``env`` is added to our environment."""
+    """A server's command line. It must listen on ``HOST``:``port``; ``env`` is added to our environment.
+    ``dialect`` is how it wants to be asked."""
 
     name: str
     argv: tuple[str, ...]
     port: int
     env: Mapping[str, str] = field(default_factory=dict)
+    dialect: Dialect = "vllm"
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Server:
     name: str
     url: str
     log: Path | None
+    dialect: Dialect = "vllm"
 
 
 def choose_port(port: int = 0, host: str = HOST) -> int:
@@ -74,7 +78,7 @@ def started(command: ServerCommand, log: Path, timeout_s: float, grace_s: float 
     with _supervised(command, log, grace_s) as process:
         try:
             _wait_until_healthy(command.name, url, process, log, timeout_s)
-            yield Server(command.name, url, log)
+            yield Server(command.name, url, log, command.dialect)
         except ServerError as error:
             raise ServerError(f"{error.message}\n{_state(command.name, process, log)}", error.next_step) from error
 
