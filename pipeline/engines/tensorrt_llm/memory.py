@@ -41,7 +41,7 @@ def check_memory(
     room = int((free - largest) * engine.tensorrt_llm.memory_fraction) // token
     if room < engine.max_tokens:
         raise BuildError(
-            f"beside the weights the GPU has room for {room} tokens of KV cache; a request may need {engine.max_tokens}",
+            f"beside the weights the GPU holds {room} tokens of KV cache; a request may need {engine.max_tokens}",
             "lower engine.max_tokens, or raise engine.tensorrt_llm.tp",
         )
     return {"weights_bytes": largest, "kv_cache_tokens": room, "kv_cache_bytes_per_token": token}

@@ -134,7 +134,7 @@ class _Writer:
             head = embedding.clone()  # a file's tensors may not share memory
         elif head is None:
             raise Refused(
-                "no lm_head.weight, and config.json does not tie it to the embedding: TensorRT-LLM would do it silently",
+                "no lm_head.weight, and config.json does not tie it to the embedding: TensorRT-LLM silently would",
                 "save the checkpoint again, or set tie_word_embeddings to true if they are one matrix",
             )
         for name, matrix in (("transformer.vocab_embedding", embedding), ("lm_head", head)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import os
 import platform
 import re
 import shutil
@@ -80,7 +81,10 @@ def _version(name: str) -> str | None:
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
-    text, problem = _output(["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    chosen = [f"--id={visible}"] if visible else []
+    query = [f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+    text, problem = _output(["nvidia-smi", *chosen, *query])
     rows = [[field.strip() for field in line.split(",")] for line in text.splitlines() if line.strip()]
     if problem or not rows or any(len(row) != len(_GPU_FIELDS) for row in rows):
         return [], problem or f"nvidia-smi printed {text.strip()[:200]!r}"
