@@ -57,13 +57,14 @@ def ask(
 
     refuse_too_long(items, max_new_tokens, max_tokens)
     requests = [
-        CompletionRequest(item.id, item.prompt_token_ids, max_new_tokens, tuple(stop_token_ids)) for item in items
+        CompletionRequest(item.id, item.prompt_token_ids, max_new_tokens, tuple(stop_token_ids), dialect=dialect)
+        for item in items
     ]
     random.Random(order_seed).shuffle(requests)
     with tqdm(total=len(requests), desc=label, unit="item", mininterval=5) as progress:
 
         def send(session: ClientSession, request: CompletionRequest) -> Awaitable[Completion]:
-            return complete(session, url, model, request, stall_s, dialect=dialect)
+            return complete(session, url, model, request, stall_s)
 
         answers = asyncio.run(send_all(requests, send, concurrency, progress.update))
     records = [_record(item, answers[item.id], tokenizer) for item in items]

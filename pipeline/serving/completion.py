@@ -35,10 +35,11 @@ class CompletionRequest:
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    dialect: Dialect = "vllm"
 
-    def body(self, model: str, dialect: Dialect = "vllm") -> dict[str, Any]:
+    def body(self, model: str) -> dict[str, Any]:
         """The JSON body. Everything that could change greedy decoding is said explicitly."""
-        if dialect == "trtllm-serve":
+        if self.dialect == "trtllm-serve":
             return self._trtllm_body(model)
         return {
             "model": model,
@@ -97,13 +98,7 @@ class Completion:
 
 
 async def complete(
-    session: ClientSession,
-    url: str,
-    model: str,
-    request: CompletionRequest,
-    stall_s: float = 300.0,
-    *,
-    dialect: Dialect = "vllm",
+    session: ClientSession, url: str, model: str, request: CompletionRequest, stall_s: float = 300.0
 ) -> Completion:
     """Sends ``request`` to the server at ``url`` and reads the stream to its end.
 
@@ -115,7 +110,7 @@ async def complete(
     stream = _Stream(request)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=stall_s)
     with connection_errors(request.id, url, stall_s):
-        async for event in _events(session, f"{url}/v1/completions", request.body(model, dialect), request.id, timeout):
+        async for event in _events(session, f"{url}/v1/completions", request.body(model), request.id, timeout):
             stream.take(event)
         stream.end = time.perf_counter()
     return stream.checked()

@@ -21,7 +21,7 @@ def names_used(recipe: Recipe | None, engine: Engine, section: dict[str, Any]) -
     config = serving_config(engine, section["profile"])
     found = {
         "trtllm-serve": options(serve_arguments(Path("engine"), section["profile"], engine, 1)),
-        "CompletionRequest": set(CompletionRequest("", (1,), 1).body("", "trtllm-serve")),
+        "CompletionRequest": set(CompletionRequest("", (1,), 1, dialect="trtllm-serve").body("")),
         "LLM": set(config),
         "KvCacheConfig": set(config["kv_cache_config"]),
     }

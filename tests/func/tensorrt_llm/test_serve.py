@@ -121,7 +121,7 @@ def test_what_is_served_is_the_calibrated_model(
 
 
 def test_an_fp8_engine_is_as_near_to_the_original_as_the_calibrated_model(project: Make, exports: Any) -> None:
-    """q, k and v get one scale there, so many of their weights are rounded anew: another FP8 model, and as good a one."""
+    """q, k and v get one scale there, so many of their weights are rounded anew: another FP8 model, as good."""
     import torch
     from transformers import AutoModelForCausalLM
 
