@@ -210,13 +210,16 @@ TENSORS = frozenset({
 })  # fmt: skip
 
 # Python names that the worker imports inside TensorRT-LLM's environment: the examples of the LLM API
-# (examples/llm-api/_tensorrt_engine/quickstart_example.py), and what ModelOpt itself imports from TensorRT-LLM.
+# (examples/llm-api/_tensorrt_engine/quickstart_example.py), what ModelOpt itself imports from TensorRT-LLM, and the
+# modules of the classes above.
 IMPORTS = frozenset({
     "tensorrt_llm",
     "tensorrt_llm.BuildConfig",
     "tensorrt_llm.SamplingParams",
     "tensorrt_llm._tensorrt_engine.LLM",
     "tensorrt_llm.llmapi.KvCacheConfig",
+    "tensorrt_llm.llmapi.llm_args.TorchLlmArgs",
+    "tensorrt_llm.llmapi.llm_args.TrtLlmArgs",
     "tensorrt_llm.models.MODEL_MAP",
     "tensorrt_llm.models.modeling_utils.Mapping",
     "tensorrt_llm.models.modeling_utils.QuantConfig",

@@ -24,6 +24,14 @@ from pipeline.serving import process
 
 CACHE = Path(".cache/tensorrt_llm")  # inside the project, so that a container that mounts the project sees it
 PACKAGE = "enginegate_worker"
+START = f"""\
+import sys
+
+from {PACKAGE}.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
 LOOK_TIMEOUT_S = 120
 PROBE_TIMEOUT_S = 900
 GRACE_S = 10.0
@@ -62,8 +70,7 @@ class Runtime:
 
     def worker(self, *arguments: str) -> tuple[str, ...]:
         """The command line of our worker (``worker/``), copied to where this environment sees it."""
-        runtime = Runtime(self.prefix, self.bin, {**self.env, "PYTHONPATH": str(_worker_folder())})
-        return runtime.command("python" if self.bin else "python3", "-m", PACKAGE, *arguments)
+        return self.command("python" if self.bin else "python3", str(_worker_folder()), *arguments)
 
     def look(self) -> dict[str, Any]:
         """What is installed and which GPUs there are, in a second or two. Raises BuildError."""
@@ -171,7 +178,10 @@ def tail(source: Path | str, lines: int = TAIL_LINES) -> str:
 
 
 def _worker_folder() -> Path:
-    """A folder that holds the worker as the package ``enginegate_worker``; its name is of the worker's content."""
+    """A folder that ``python FOLDER`` runs: the worker as the package ``enginegate_worker``, and what starts it.
+
+    Its name is of the worker's content. Nothing is set in the environment, which may have a PYTHONPATH of its own.
+    """
     source = Path(__file__).with_name("worker")
     files = sorted(source.glob("*.py"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
@@ -179,6 +189,7 @@ def _worker_folder() -> Path:
     if not folder.exists():
         with atomic_folder(folder) as part:
             (part / PACKAGE).mkdir()
+            (part / "__main__.py").write_text(START, encoding="utf-8")
             for file in files:
                 shutil.copy(file, part / PACKAGE / file.name)
     return folder

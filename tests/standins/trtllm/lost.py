@@ -9,9 +9,9 @@ from pathlib import Path
 
 if __name__ == "__main__":
     target = Path(json.loads(Path(sys.argv[-1]).read_text())["target"])
-    sys.argv = sys.argv[2:]  # of: -m enginegate_worker convert JOB
+    sys.argv = sys.argv[1:]  # FOLDER convert JOB
     try:
-        runpy.run_module("enginegate_worker", run_name="__main__", alter_sys=True)
+        runpy.run_path(sys.argv[0], run_name="__main__")
     finally:
         (target / "rank0.safetensors").unlink()
         (target / "modelopt_model.0.pth").write_bytes(b"half")

@@ -1,10 +1,9 @@
-"""``python -m enginegate_worker COMMAND``; see the package's docstring."""
+"""The commands; see the package's docstring."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from . import MARK, REFUSED
@@ -52,7 +51,3 @@ def _run(arguments: argparse.Namespace) -> object:
             "compare the two config.json files; report this with the architecture's name",
         )
     return done | {"library": {key: compared[key] for key in ("other", "not_compared")}}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -51,7 +51,8 @@ def convert(
 
 
 def _refuse_uneven(config: dict[str, Any], tp: int) -> None:
-    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
     for what, count in (
         ("attention heads", heads),
         ("key-value heads", kv_heads),
