@@ -196,6 +196,15 @@ def test_another_environment_than_the_probed_one_is_refused(project: Make) -> No
         made.build("fp8", found)
 
 
+def test_a_container_instead_of_a_virtual_environment(project: Make) -> None:
+    """Words before each command, and programs found on the PATH inside."""
+    made = project()
+    container = str(Path(made.engine.tensorrt_llm.python).with_name("container"))
+    boxed = made.changed(python="nowhere", container=container)
+    assert boxed.platform()["tensorrt_llm"]["profile"] == "engine"
+    assert "engine/rank0.engine" in boxed.build()["files"]
+
+
 def test_fp8_by_the_llm_api(project: Make) -> None:
     """From the unified Hugging Face checkpoint; the library converts it."""
     made = project().changed(build="llm-api")

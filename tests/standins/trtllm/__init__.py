@@ -75,6 +75,8 @@ def install(
     (folder / "bin").mkdir()
     _script(folder, "python", PYTHON.format(fault=FAULT, python=sys.executable), [site, ROOT])
     _script(folder, "nvidia-smi", NVIDIA_SMI.format(sm=sm, gpus=gpus, free_mib=free_mib), [])
+    _script(folder, "python3", f'exec "{folder}/bin/python" "$@"\n', [])
+    _script(folder, "container", f'export PATH="{folder}/bin:$PATH"\nexec "$@"\n', [])  # as `docker run IMAGE`
     programs = ["trtllm-serve", *(["trtllm-build"] if profile == "engine" else [])]
     for name in programs:
         module = f"tests.standins.trtllm.{name.removeprefix('trtllm-')}"
