@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pipeline.errors import DataError, ServerError
 from pipeline.records import Item, Record, Timing
-from pipeline.serving.completion import Completion, CompletionRequest, Dialect, complete
+from pipeline.serving.completion import Completion, CompletionRequest, complete
+from pipeline.serving.dialects import Dialect
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

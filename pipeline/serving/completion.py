@@ -4,8 +4,7 @@ Token ids go in and token ids come out: nothing is re-tokenised, so an answer's 
 A request either gives a whole, checked answer or a ServerError that names the item; nothing is retried.
 
 On the wire (vLLM, and our own server): ``token_ids`` of a choice hold the ids of that chunk, the stop token
-included, and ``usage.completion_tokens`` counts them all. ``trtllm-serve`` answers in the same form when it is asked
-in its own words (``Dialect``).
+included, and ``usage.completion_tokens`` counts them all.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ServerError
+from pipeline.serving.dialects import Dialect, trtllm_body
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, ClientTimeout
 
 EXCERPT = 500  # characters of a response body shown in an error
-Dialect = Literal["vllm", "trtllm-serve"]  # what a server wants to hear; our own server speaks vLLM's
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class CompletionRequest:
     def body(self, model: str) -> dict[str, Any]:
         """The JSON body. Everything that could change greedy decoding is said explicitly."""
         if self.dialect == "trtllm-serve":
-            return self._trtllm_body(model)
+            return trtllm_body(self, model)
         return {
             "model": model,
             "prompt": list(self.prompt_token_ids),
@@ -52,27 +51,6 @@ class CompletionRequest:
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": True,
             "return_token_ids": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-
-    def _trtllm_body(self, model: str) -> dict[str, Any]:
-        """As ``trtllm-serve`` has it; it refuses every field that it does not know.
-
-        ``detokenize`` false gives token ids instead of text. ``top_k`` 1 is greedy in every version (temperature 0
-        is not). Its own end token would end an answer without being part of it on one backend and as part of it on
-        the other, so it is switched off: only ids of ``stop_token_ids`` end an answer, and are part of it.
-        """
-        return {
-            "model": model,
-            "prompt": list(self.prompt_token_ids),
-            "max_tokens": self.max_tokens,
-            "n": 1,
-            "top_k": 1,
-            "stop_token_ids": [] if self.ignore_eos else list(self.stop_token_ids),
-            "include_stop_str_in_output": True,
-            "ignore_eos": True,
-            "detokenize": False,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

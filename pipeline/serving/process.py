@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pipeline.errors import ServerError
 from pipeline.files import storage_errors
-from pipeline.serving.completion import Dialect
+from pipeline.serving.dialects import Dialect
 
 HOST = "127.0.0.1"
 GRACE_S = 15.0  # from SIGTERM to SIGKILL

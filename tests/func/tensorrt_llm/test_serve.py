@@ -13,7 +13,7 @@ from pipeline.errors import IntegrityError, ServerError
 from pipeline.quantize.probe import Probe, _last_logits, agreement
 from pipeline.records import Item
 from pipeline.serving.client import ask
-from pipeline.serving.completion import Dialect
+from pipeline.serving.dialects import Dialect
 from pipeline.serving.info import served_model, server_version
 from pipeline.serving.process import Server
 from tests.func.tensorrt_llm.conftest import Project
