@@ -78,7 +78,7 @@ def started(command: ServerCommand, log: Path, timeout_s: float, grace_s: float 
     with _supervised(command, log, grace_s) as process:
         try:
             _wait_until_healthy(command.name, url, process, log, timeout_s)
-            yield Server(command.name, url, log, command.dialect)
+            yield Server(command.name, url, log, dialect=command.dialect)
         except ServerError as error:
             raise ServerError(f"{error.message}\n{_state(command.name, process, log)}", error.next_step) from error
 
