@@ -67,7 +67,7 @@ def check_adapter(adapter: Path, base_id: str) -> dict[str, Any]:
             f"{adapter}: peft_type {kind}: only LoRA (DoRA included) can be merged here",
             "merge it yourself, if it can be merged, and give the result as model.checkpoint",
         )
-    trained_on = settings.get("base_model_name_or_path")
+    trained_on = str(settings.get("base_model_name_or_path"))
     if _is_hub_id(trained_on) and _is_hub_id(base_id) and trained_on.lower() != base_id.lower():
         raise CheckpointError(
             f"{adapter}: trained on {trained_on}, but model.checkpoint is {base_id}",
@@ -83,10 +83,8 @@ def adapter_record(adapter: Path) -> dict[str, Any]:
     return {"weights": digest_file(adapter / _WEIGHTS), **{key: settings.get(key) for key in kept}}
 
 
-def _is_hub_id(name: Any) -> bool:
-    return (
-        isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/")) and not Path(name).exists()
-    )
+def _is_hub_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/")) and not Path(name).exists()
 
 
 def _refuse_leftovers(adapter: Path, merged: Any) -> None:

@@ -35,11 +35,11 @@ def inspect_checkpoint(folder: Path, *, needs_template: bool, trust_remote_code:
     stored = scan_tensors(layout, headers)
 
     warnings = [warning] if (warning := check_tying(layout, architecture, stored)) else []
-    overflow = {name: part.largest for name, part in stored.items() if (part.largest or 0.0) > FP16_MAX}
+    overflow = {name: part.largest for name, part in stored.items() if part.largest and part.largest > FP16_MAX}
     if overflow:
-        worst = max(sorted(overflow), key=lambda name: overflow[name])
+        largest, worst = max((value, name) for name, value in overflow.items())
         warnings.append(
-            f"{len(overflow)} tensors hold values beyond FP16 ({FP16_MAX:g}), the largest {overflow[worst]:g} in {worst}: "
+            f"{len(overflow)} tensors hold values beyond FP16 ({FP16_MAX:g}), up to {largest:g} in {worst}: "
             "in FP16 they become infinite, so serve the baseline in BF16 (baseline.dtype)"
         )
     if bos.get("tokenizer_adds_bos") and not bos.get("template_writes_bos"):

@@ -16,7 +16,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     # tokenizers' own errors are plain Exceptions: nothing narrower covers a damaged tokenizer.json.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise CheckpointError(
             f"{folder}: the tokenizer does not load: {error}", "save it beside the weights: tokenizer.save_pretrained"
         ) from error
@@ -24,7 +24,8 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 def check_vocabulary(folder: Path, tokenizer: Any, rows: int) -> None:
     """No token id may lie beyond the embedding's ``rows``. Raises CheckpointError that names the token."""
-    highest = max(max(tokenizer.get_vocab().values()), len(tokenizer) - 1, *tokenizer.all_special_ids)
+    ids = [*tokenizer.get_vocab().values(), *tokenizer.all_special_ids, len(tokenizer) - 1]
+    highest = max(ids)
     if highest >= rows:
         token = tokenizer.convert_ids_to_tokens(highest)
         raise CheckpointError(

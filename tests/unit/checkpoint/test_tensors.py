@@ -124,7 +124,7 @@ def _pointer(folder: Path) -> None:
 
 def _moved(folder: Path) -> None:
     names = split(folder)
-    index = {name: names[0] for name in read_headers(read_layout(folder))}
+    index = dict.fromkeys(read_headers(read_layout(folder)), names[0])
     edit_json(folder / INDEX, weight_map=index | {"x": names[1], "y": names[2]})
 
 
