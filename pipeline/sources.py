@@ -57,15 +57,22 @@ def _data(data: Data) -> dict[str, Any]:
 
 
 def _sets(data: Data) -> dict[str, Any]:
+    """Where both sets come from: files of their own, and ``data.source`` for the rest."""
     if data.calib_file and data.calib_log:
         raise InputError("data: calib_file and calib_log are both given", "keep one of the two")
-    if data.calib_file or data.eval_file:
-        if not (data.eval_file and (data.calib_file or data.calib_log)):
-            raise InputError(
-                "data: only one of calib_file and eval_file is given", "give both, or calib_log, or use splits"
-            )
-        files = {name: _file(Path(name)) for name in (data.calib_file, data.eval_file) if name}
-        return {"kind": "files", "loader": data.source, "files": files}
+    own = {name: _file(Path(name)) for name in (data.calib_file, data.eval_file) if name}
+    if data.eval_file and (data.calib_file or data.calib_log):
+        return {"kind": "files", "loader": data.source, "files": own}
+    if own and data.source in LOCAL_DATA.values():
+        raise InputError(
+            "data: only one of calib_file and eval_file is given",
+            "give both, or calib_log, or a data.source for the other set",
+        )
+    found = _source(data)
+    return found | {"files": found.get("files", {}) | own} if own else found
+
+
+def _source(data: Data) -> dict[str, Any]:
     if data.source == DEMO:
         from pipeline.data.demo import CORPUS
 

@@ -19,7 +19,8 @@ FOLDER = Path("calib_data")
 def main() -> None:
     params = load_params()
     tokenizer = load_tokenizer(Path("artifacts/checkpoint"), trust_remote_code=params.model.trust_remote_code)
-    calib, evaluation = open_rows(params.data, "calib"), open_rows(params.data, "eval")
+    calib = open_rows(params.data, "calib", answers=params.calib.answers)
+    evaluation = open_rows(params.data, "eval")
     profile = PromptLog(params.data.profile_log, bad_lines=params.data.log_bad_lines) if params.data.profile_log else ()
     sampled = sample(params, calib, evaluation, tokenizer, profile)
     write_calibration(FOLDER / "calib.jsonl", sampled.calibration)
@@ -40,8 +41,8 @@ def main() -> None:
     print(f"{len(sampled.calibration)} calibration samples, {len(sampled.evaluation)} evaluation items, as asked")
     gaps = card["lengths"]["distance"]
     print(
-        f"prompt lengths are {gaps['after']['wasserstein']:.1f} tokens from the profile's on average "
-        f"({gaps['before']['wasserstein']:.1f} without length bands)"
+        f"prompt lengths are {gaps['after']['wasserstein']:.2f} tokens from the profile's on average "
+        f"({gaps['before']['wasserstein']:.2f} without length bands)"
     )
     if sampled.drawn.moved:
         print(f"warning: {sampled.drawn.moved} samples have other lengths than wanted: their bands ran out of rows")

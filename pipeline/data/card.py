@@ -61,8 +61,8 @@ def data_card(
     if params.data.redact:
         card["redaction"] = {
             "redactors": source.get("redact", {}),
-            "changed": sampled.redaction.changed,
-            "dropped": sampled.redaction.dropped,
+            "changed": sampled.counts["calib_redacted"],
+            "dropped": sampled.counts["calib_left_out_redacted"],
         }
     return card
 

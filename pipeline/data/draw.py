@@ -16,7 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.leakage import NEAR, Leakage, Shingles, common_ngrams, folded, join, shingles, similar
-from pipeline.data.prompts import PromptTemplate, Rendered, RenderError, render_row, tokenize
+from pipeline.data.prompts import (
+    PromptTemplate,
+    Rendered,
+    RenderError,
+    doubled_bos,
+    refuse_doubled,
+    render_row,
+    tokenize,
+)
 from pipeline.data.ranking import Ranked
 from pipeline.data.redact import Redaction
 from pipeline.data.rows import Row
@@ -46,10 +54,10 @@ class Sample:
 class Drawn:
     """The sample and how it came about.
 
-    ``counts``: rows considered and left out by reason. ``unusable``: logged requests that could not be rendered, by
-    reason. ``natural``: prompt lengths of the first candidates that could have been used, which is what a draw
-    without length bands would have given. ``wanted`` and ``used`` count by band; ``moved`` samples of other lengths
-    stand in for bands that ran out.
+    ``counts``: rows considered, redacted (of those) and left out by reason. ``unusable``: logged requests that could
+    not be rendered, by reason. ``natural``: prompt lengths of the first candidates that could have been used, which is
+    what a draw without length bands would have given. ``wanted`` and ``used`` count by band; ``moved`` samples of other
+    lengths stand in for bands that ran out.
     """
 
     samples: list[Sample]
@@ -65,9 +73,10 @@ class Drawn:
 @dataclass(frozen=True)
 class _Candidate:
     """A row on its way: why it cannot be used (and what exactly), or its sample and its place in the block's
-    shingles. ``copies`` is how many twins it stands for."""
+    shingles. ``copies`` is how many twins it stands for, ``redacted`` whether its text was changed."""
 
     copies: int
+    redacted: bool = False
     fault: str = ""
     detail: str = ""
     sample: Sample | None = None
@@ -92,14 +101,14 @@ class Judge:
         for row, copies in block:
             clean = self.redaction.apply(row, self.tokenizer)
             if clean is None:
-                found.append(_Candidate(copies, "redacted"))
+                found.append(_Candidate(copies, fault="redacted"))
                 continue
             try:
                 rendered.append(render_row(self.tokenizer, clean, self.template, answers=self.answers))
             except RenderError as error:
-                found.append(_Candidate(copies, "unusable", f"{row.id}: {error}"))
+                found.append(_Candidate(copies, fault="unusable", detail=f"{row.id}: {error}"))
                 continue
-            found.append(_Candidate(copies, place=len(kept)))
+            found.append(_Candidate(copies, redacted=clean is not row, place=len(kept)))
             kept.append((row, clean.source))
         texts = [self._texts(row) for row, _ in kept]
         leaks = self.leakage.items_in(texts)
@@ -108,12 +117,18 @@ class Judge:
             if (place := candidate.place) < 0:
                 continue
             prompt, answer = ids[place]
+            row, source = kept[place]
+            if row.request is None:
+                refuse_doubled(self.tokenizer, prompt, source)
+            elif doubled_bos(self.tokenizer, prompt):
+                detail = f"{row.id}: the prompt starts with two begin-of-sequence tokens"
+                found[number] = replace(candidate, fault="unusable", detail=detail)
+                continue
             if len(prompt) + len(answer) > max_tokens:
                 found[number] = replace(candidate, fault="too_long")
             elif leaks[place]:
                 found[number] = replace(candidate, fault="overlap")
             else:
-                row, source = kept[place]
                 whole = np.asarray([*prompt, *answer], dtype=np.int32)
                 found[number] = replace(candidate, sample=Sample(row.id, source, whole, len(prompt), texts[place]))
         return found, shingles(source for _, source in kept)
@@ -170,6 +185,7 @@ class Draw:
                 break
             counts["considered"] += 1
             counts["left_out_duplicate"] += candidate.copies - 1
+            counts["redacted"] += candidate.redacted
             sample, fault = candidate.sample, candidate.fault
             if sample is not None and (key := folded(sample.source)) in self.seen:
                 fault = "duplicate"  # redaction made twins
@@ -232,9 +248,9 @@ class Draw:
 
     def _too_few(self) -> DataError:
         counts = self.drawn.counts
-        left_out = {name.removeprefix("left_out_"): count for name, count in sorted(counts.items()) if count}
-        considered = left_out.pop("considered", 0)
-        why = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in left_out.items()) or "nothing left out"
+        considered = counts["considered"]
+        left_out = ((counts[f"left_out_{reason}"], reason.replace("_", " ")) for reason in REASONS)
+        why = ", ".join(f"{count} {reason}" for count, reason in left_out if count) or "none"
         first = f"; first unusable: {'; '.join(self.drawn.first_unusable)}" if self.drawn.first_unusable else ""
         return DataError(
             f"data: calib.samples asks for {self.samples} calibration samples, but only {self._found()} can be used: "

@@ -60,8 +60,25 @@ class PromptTemplate:
         return Rendered(prompt, answer)
 
     def token_ids(self, tokenizer: Any, source: str) -> list[int]:
-        """The prompt's token ids, ready to be continued. Raises DataError as ``tokenize`` does."""
-        return tokenize(tokenizer, [self.render(tokenizer, source)])[0][0]
+        """The prompt's token ids, ready to be continued. Raises DataError as ``render`` and ``refuse_doubled`` do."""
+        ids = tokenize(tokenizer, [self.render(tokenizer, source)])[0][0]
+        refuse_doubled(tokenizer, ids, source)
+        return ids
+
+
+def doubled_bos(tokenizer: Any, ids: Sequence[int]) -> bool:
+    """Whether a prompt starts with two begin-of-sequence tokens, which costs points silently on some models."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and list(ids[:2]) == [bos, bos]
+
+
+def refuse_doubled(tokenizer: Any, ids: Sequence[int], source: str) -> None:
+    """Raises DataError for a doubled begin-of-sequence token."""
+    if doubled_bos(tokenizer, ids):
+        raise DataError(
+            f"the prompt starts with two begin-of-sequence tokens ({tokenizer.bos_token_id}): {source[:60]!r}",
+            "remove the token's text from prompt.user, the row or the template: the tokenizer adds it already",
+        )
 
 
 def render_request(tokenizer: Any, request: Request) -> Rendered:
@@ -105,11 +122,7 @@ def _render_prompt(tokenizer: Any, request: Request) -> Rendered:
 
 
 def tokenize(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], list[int]]]:
-    """Token ids of prompt and answer of each, in batches; never truncated, whatever ``tokenizer.json`` says.
-
-    A doubled begin-of-sequence token (prompt and tokenizer both add one) is a DataError: it costs points silently
-    on some models.
-    """
+    """Token ids of prompt and answer of each, in batches; never truncated, whatever ``tokenizer.json`` says."""
     prompts: list[list[int]] = [list(one.prompt) if isinstance(one.prompt, tuple) else [] for one in rendered]
     for special in (False, True):
         places = [place for place, one in enumerate(rendered) if isinstance(one.prompt, str) and one.special is special]
@@ -117,13 +130,6 @@ def tokenize(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[in
         for place, ids in zip(places, _encode(tokenizer, texts, special), strict=True):
             prompts[place] = ids
     answers = _encode(tokenizer, [one.answer for one in rendered], special=False)
-    bos = tokenizer.bos_token_id
-    for one, ids in zip(rendered, prompts, strict=True):
-        if bos is not None and ids[:2] == [bos, bos]:
-            raise DataError(
-                f"the prompt starts with two begin-of-sequence tokens ({bos}): {str(one.prompt)[:60]!r}",
-                "remove the token's text from prompt.user, the row or the template: the tokenizer adds it already",
-            )
     return list(zip(prompts, answers, strict=True))
 
 

@@ -92,25 +92,20 @@ def redactor_digest(name: str) -> str:
     return digest_file(Path(spec.origin))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Redaction:
-    """Applies redactors to rows, one after the other, and counts."""
+    """Applies redactors to rows, one after the other."""
 
     redactors: list[Redactor]
-    changed: int = 0
-    dropped: int = 0
 
     def apply(self, row: Row, tokenizer: Any) -> Row | None:
-        """The row with every text redacted, or None when a redactor said to drop one of them."""
+        """The row with every text redacted (itself when nothing changed), or None when a redactor said to drop it."""
         if not self.redactors:
             return row
         try:
-            redacted = self._row(row, tokenizer)
+            return self._row(row, tokenizer)
         except _DroppedError:
-            self.dropped += 1
             return None
-        self.changed += redacted is not row
-        return redacted
 
     def _row(self, row: Row, tokenizer: Any) -> Row:
         if row.request is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.data.draw import BLOCK, Draw, Drawn, Judge, Sample
 from pipeline.data.leakage import Leakage
-from pipeline.data.prompts import PromptTemplate, Rendered, RenderError, render_row, tokenize
+from pipeline.data.prompts import PromptTemplate, Rendered, RenderError, refuse_doubled, render_row, tokenize
 from pipeline.data.ranking import Ranked, by_id
 from pipeline.data.redact import Redaction, load_redactor
 from pipeline.data.rows import Row
@@ -41,7 +41,6 @@ class Sampled:
     strata: Strata | None
     profile: list[int]
     drawn: Drawn
-    redaction: Redaction
 
     def distances(self) -> dict[str, Any]:
         """How far the prompt lengths are from the profile, as drawn and as an unstratified draw would have been."""
@@ -75,7 +74,7 @@ def sample(
     _refuse_unusable(params, drawn.unusable.total(), drawn.counts["considered"], drawn.first_unusable)
     counts["calib_rows"] = ranked.read
     counts |= {f"calib_{name}": count for name, count in sorted(drawn.counts.items())}
-    counts |= {"calib_other_lengths": drawn.moved, "calib_redacted": redaction.changed}
+    counts |= {"calib_other_lengths": drawn.moved}
     counts |= {"calib_asked": params.calib.samples, "calib_used": len(drawn.samples)}
     return Sampled(
         calibration=drawn.samples,
@@ -87,7 +86,6 @@ def sample(
         strata=strata,
         profile=lengths,
         drawn=drawn,
-        redaction=redaction,
     )
 
 
@@ -117,6 +115,7 @@ def _evaluation(
             raise DataError(f"data: eval id {row.id!r} stands twice", "make data.columns.id unique, or set it to null")
         one = template.render(tokenizer, row.source)
         ids = tokenize(tokenizer, [one])[0][0]
+        refuse_doubled(tokenizer, ids, row.source)
         if len(ids) > limit:
             found["left_out_too_long"] += 1
             continue

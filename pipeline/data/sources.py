@@ -15,11 +15,14 @@ from pipeline.params import DEMO, Data
 from pipeline.sources import LOCAL_DATA
 
 
-def open_rows(data: Data, split: str) -> Dataset | PromptLog:
-    """The rows of the set ``calib`` or ``eval``, to be iterated as often as needed; nothing is read yet."""
+def open_rows(data: Data, split: str, *, answers: bool = True) -> Dataset | PromptLog:
+    """The rows of the set ``calib`` or ``eval``, to be iterated as often as needed; nothing is read yet.
+
+    Without ``answers`` the column of the target is not needed.
+    """
     if split == "calib" and data.calib_log is not None:
         return PromptLog(data.calib_log, bad_lines=data.log_bad_lines, max_rows=data.max_rows)
-    return Dataset(data, split)
+    return Dataset(data, split, answers=answers)
 
 
 class Dataset:
@@ -28,44 +31,44 @@ class Dataset:
     Iterating raises DataError naming the column, the row and the next step.
     """
 
-    def __init__(self, data: Data, split: str) -> None:
+    def __init__(self, data: Data, split: str, *, answers: bool = True) -> None:
         self.data, self.split, self.complete = data, split, True
+        self.columns = {"source": data.columns.source} | ({"target": data.columns.target} if answers else {})
 
     def __iter__(self) -> Iterator[Row]:
         self.complete = True
-        data, split = self.data, self.split
-        for place, raw in enumerate(_checked(_raw_rows(data, split), split)):
-            if place == data.max_rows:
+        for place, raw in enumerate(_checked(_raw_rows(self.data, self.split), self.split)):
+            if place == self.data.max_rows:
                 self.complete = False
                 return
             if place == 0:
-                _check_columns(raw, data, split)
-            yield _row(place, raw, data, split)
+                self._check_columns(raw)
+            yield self._row(place, raw)
 
+    def _check_columns(self, raw: dict[str, Any]) -> None:
+        for meaning, column in self.columns.items():
+            if column not in raw:
+                raise DataError(
+                    f"data: the {self.split} set has no column {column!r} (it has: {', '.join(map(str, raw))})",
+                    f"set data.columns.{meaning} in params.yaml"
+                    + (", or calib.answers: false" if (meaning, self.split) == ("target", "calib") else ""),
+                )
 
-def _check_columns(raw: dict[str, Any], data: Data, split: str) -> None:
-    for meaning, column in (("source", data.columns.source), ("target", data.columns.target)):
-        if column not in raw:
-            raise DataError(
-                f"data: the {split} set has no column {column!r} (it has: {', '.join(map(str, raw))})",
-                f"set data.columns.{meaning} in params.yaml",
-            )
-
-
-def _row(place: int, raw: dict[str, Any], data: Data, split: str) -> Row:
-    texts = []
-    for column in (data.columns.source, data.columns.target):
-        value = raw.get(column)
-        if not isinstance(value, str) or not value.strip():
-            raise DataError(
-                f"data: {split} row {place}: column {column!r} is {value!r}, not text", "repair or remove this row"
-            )
-        texts.append(value)
-    optional = [raw.get(name) if name else None for name in (data.columns.id, data.columns.group)]
-    identity, group = (None if value is None else str(value) for value in optional)
-    if identity is None:  # of the content, so that it does not depend on the order of the rows
-        identity = f"{split}-{hashlib.blake2b(repr(texts).encode(), digest_size=8).hexdigest()}"
-    return Row(identity, texts[0], texts[1], group)
+    def _row(self, place: int, raw: dict[str, Any]) -> Row:
+        texts = []
+        for column in self.columns.values():
+            value = raw.get(column)
+            if not isinstance(value, str) or not value.strip():
+                raise DataError(
+                    f"data: {self.split} row {place}: column {column!r} is {value!r}, not text",
+                    "repair or remove this row",
+                )
+            texts.append(value)
+        optional = [raw.get(name) if name else None for name in (self.data.columns.id, self.data.columns.group)]
+        identity, group = (None if value is None else str(value) for value in optional)
+        if identity is None:  # of the content, so that it does not depend on the order of the rows
+            identity = f"{self.split}-{hashlib.blake2b(repr(texts).encode(), digest_size=8).hexdigest()}"
+        return Row(identity, texts[0], texts[1] if len(texts) == 2 else "", group)
 
 
 def _raw_rows(data: Data, split: str) -> Iterable[dict[str, Any]]:
@@ -84,7 +87,7 @@ def _raw_rows(data: Data, split: str) -> Iterable[dict[str, Any]]:
             rows = load_dataset(loader, data_files=file, split="train", streaming=True)
         elif (suffix := Path(data.source).suffix) in LOCAL_DATA:
             rows = load_dataset(LOCAL_DATA[suffix], data_files=data.source, split="train", streaming=True)
-            if split == "calib" or data.calib_log is None:  # with a log, the file has nothing to share
+            if not (data.calib_log or data.calib_file or data.eval_file):  # then both sets share the file
                 rows = (row for row in rows if _side(row, data) == split)
         else:
             name = {"calib": data.calib_split, "eval": data.eval_split}[split]

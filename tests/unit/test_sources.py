@@ -75,6 +75,14 @@ def test_a_prompt_log_its_profile_and_its_hooks_count(tmp_path: Path, monkeypatc
     assert resolve_sources(_params(data=Data(calib_log=log)))["data"]["kind"] == "demo"
 
 
+def test_one_set_may_come_from_a_file_and_the_other_from_the_source(tmp_path: Path) -> None:
+    (tmp_path / "eval.jsonl").write_text("{}")
+    mine = str(tmp_path / "eval.jsonl")
+    found = resolve_sources(_params(data=Data(source="org/data", revision="1" * 40, eval_file=mine)))["data"]
+    assert (found["kind"], found["id"], list(found["files"])) == ("hub", "org/data", [mine])
+    assert resolve_sources(_params(data=Data(eval_file=mine)))["data"]["kind"] == "demo"
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -82,7 +90,7 @@ def test_a_prompt_log_its_profile_and_its_hooks_count(tmp_path: Path, monkeypatc
         (_params(Model(checkpoint="nowhere")), "nowhere is not a folder"),
         (_params(Model(adapter="no-adapter", checkpoint="tests")), "no-adapter: no such folder"),
         (_params(data=Data(source="rows.jsonl")), "rows.jsonl is not a"),
-        (_params(data=Data(source="json", calib_file="a.jsonl")), "only one of calib_file and eval_file"),
+        (_params(data=Data(source="json", calib_file="README.md")), "only one of calib_file and eval_file"),
         (_params(data=Data(source="json", calib_file="a.jsonl", eval_file="b.jsonl")), "a.jsonl: no such file"),
         (_params(data=Data(calib_log="no/*.jsonl")), "no/\\*.jsonl: no such prompt log"),
         (_params(data=Data(calib_log="README.md", calib_file="a.jsonl")), "calib_file and calib_log are both given"),

@@ -98,7 +98,6 @@ def test_a_hook_changes_texts_or_drops_the_sample() -> None:
     assert found[0] == Row("1", "Ann wrote to name@example.com", "ok", None)
     assert found[1] is rows[1]
     assert found[2] is None
-    assert (redaction.changed, redaction.dropped) == (1, 1)
 
 
 @pytest.mark.usefixtures("hook")

@@ -288,7 +288,7 @@ def test_redaction_happens_before_anything_is_kept_and_twins_that_it_makes_go(tm
     assert "y.org" not in "".join(one.source for one in sampled.calibration)
     assert all("name@example.com" in one.source for one in sampled.calibration)
     assert sampled.counts["calib_left_out_duplicate"] + sampled.counts["calib_left_out_near_duplicate"] == 9
-    assert sampled.redaction.changed == sampled.counts["calib_considered"] == 70
+    assert sampled.counts["calib_redacted"] == sampled.counts["calib_considered"] == 70
 
 
 def test_requests_that_the_template_refuses_are_counted_and_refused_beyond_the_share(tmp_path: Path) -> None:
@@ -302,6 +302,22 @@ def test_requests_that_the_template_refuses_are_counted_and_refused_beyond_the_s
     assert sampled.drawn.first_unusable == [f"{tmp_path}/log.jsonl:101: the chat template refuses it: no system"]
     with pytest.raises(DataError, match="1 of .* logged requests cannot be rendered, first .*log.jsonl:101"):
         sample(replace(params, data=Data(log_bad_lines=0.0)), log, EVAL, words)
+
+
+def test_doubled_bos_in_the_calibration_rows(tmp_path: Path) -> None:
+    """faults.md, row "doubled BOS": a row of a data set stops the run; a line of a log is counted and left out."""
+    words = tokenizer()
+    words.chat_template = "<s> {{ messages[0].content }}"
+    params = replace(_calib(PARAMS, samples=20), prompt=Prompt(template="chat"), data=Data(log_bad_lines=0.5))
+    with pytest.raises(DataError, match="two begin-of-sequence tokens \\(1\\): '<s> a1 a2'"):
+        sample(params, [*CALIB, Row("x", "<s> a1 a2", "b1", None)], EVAL, words)
+    log = _log(tmp_path / "log.jsonl", [{"messages": [{"role": "user", "content": "<s> a1"}]}, *map(_prompt, CALIB[:30])])
+    sampled = sample(_calib(params, samples=30), log, EVAL, words)
+    assert sampled.drawn.unusable == {"the prompt starts with two begin-of-sequence tokens": 1}
+
+
+def _prompt(row: Row) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": row.source}]}
 
 
 def test_the_length_profile_of_a_production_log(tmp_path: Path) -> None:

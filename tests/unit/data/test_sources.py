@@ -67,6 +67,23 @@ def test_a_log_for_calibration_leaves_the_whole_file_for_evaluation(tmp_path: Pa
     assert len(list(open_rows(data, "eval"))) == 200
 
 
+def test_a_file_for_one_set_leaves_the_whole_source_for_the_other(tmp_path: Path) -> None:
+    write_rows(tmp_path / "all.jsonl", rows(200, 1))
+    write_rows(tmp_path / "e.jsonl", rows(3, 2))
+    data = Data(source=str(tmp_path / "all.jsonl"), eval_file=str(tmp_path / "e.jsonl"))
+    assert [len(list(open_rows(data, split))) for split in ("calib", "eval")] == [200, 3]
+
+
+def test_a_corpus_without_answers_needs_no_target(tmp_path: Path) -> None:
+    write_rows(tmp_path / "c.jsonl", [{"source": "only text", "id": "7"}])
+    assert [(row.id, row.source, row.target) for row in open_rows(_files(tmp_path), "calib", answers=False)] == [
+        ("7", "only text", "")
+    ]
+    with pytest.raises(DataError, match="no column 'target'") as caught:
+        list(open_rows(_files(tmp_path), "calib"))
+    assert "calib.answers: false" in caught.value.next_step
+
+
 def test_a_hub_data_set_is_streamed_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
     import huggingface_hub.constants
