@@ -27,7 +27,7 @@ def main() -> None:
     write_items(FOLDER / "eval.jsonl", sampled.evaluation)
     card = data_card(
         params,
-        read_json(Path("artifacts/sources.json"))["data"],
+        read_json(Path("artifacts/data_source.json")),
         demo.LICENCE if params.data.source == DEMO else params.data.licence,
         sampled,
         digests={

@@ -13,7 +13,7 @@ FOLDER = Path("artifacts/checkpoint")
 
 def main() -> None:
     params = load_params()
-    sources = read_json(Path("artifacts/sources.json"))["model"]
+    sources = read_json(Path("artifacts/model_source.json"))
     merged = materialize(params.model, sources, FOLDER)
     report = inspect_checkpoint(
         FOLDER,

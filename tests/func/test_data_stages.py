@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.cli import guarded
 from pipeline.files import digest_file, digest_tree, read_json, read_jsonl
 from tests.tiny import rows, write_checkpoint, write_rows
 
-ROOT = Path(__file__).parents[2]
 HOOK = """
 def scrub(text):
     return None if "a0 a0" in text else text.replace("a39", "a38")
 """
 
 
-def _run(project: Path, stage: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", f"stages.{stage}"],
-        cwd=project,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    return done.returncode, done.stdout + done.stderr
+def _run(stage: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """A stage in this process (starting one takes seconds): its exit code and what it printed."""
+    main = importlib.import_module(f"stages.{stage}").main
+    code = guarded(lambda: main() or 0)
+    printed = capsys.readouterr()
+    return code, printed.out + printed.err
 
 
 def _chat(row: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +35,7 @@ def _chat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Calibration on two months of a prompt log with a hook, evaluation from a file; three of the log's lines leak."""
     write_checkpoint(tmp_path / "checkpoint")
     evaluation = rows(80, seed=2, first_id=1000)
@@ -63,12 +57,15 @@ eval: {samples: 80, max_new_tokens: 16}
 engine: {max_tokens: 64}
 """
     )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` has the project's folder
+    monkeypatch.delitem(sys.modules, "privacy", raising=False)
     return tmp_path
 
 
-def test_from_a_prompt_log_to_the_card(project: Path) -> None:
+def test_from_a_prompt_log_to_the_card(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for stage in ("sources", "checkpoint", "calib_data"):
-        code, text = _run(project, stage)
+        code, text = _run(stage, capsys)
         assert code == 0, text
     assert "100 calibration samples, 80 evaluation items, as asked" in text
     card = read_json(project / "calib_data/card.json")
@@ -87,15 +84,17 @@ def test_from_a_prompt_log_to_the_card(project: Path) -> None:
         "evaluation": digest_file(project / "calib_data/eval.jsonl"),
     }
     before = digest_tree(project / "calib_data")
-    assert _run(project, "calib_data")[0] == 0
+    assert _run("calib_data", capsys)[0] == 0
     assert digest_tree(project / "calib_data") == before
 
 
-def test_a_log_with_too_many_bad_lines_ends_the_stage_with_the_line(project: Path) -> None:
+def test_a_log_with_too_many_bad_lines_ends_the_stage_with_the_line(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with (project / "logs/01.jsonl").open("a") as file:
         file.write("\n".join(["{}"] * 5) + "\n")
-    assert [_run(project, stage)[0] for stage in ("sources", "checkpoint")] == [0, 0]
-    code, text = _run(project, "calib_data")
+    assert [_run(stage, capsys)[0] for stage in ("sources", "checkpoint")] == [0, 0]
+    code, text = _run("calib_data", capsys)
     assert code == 65, text
     assert "error: data: 6 of 159 lines of the prompt log are unusable" in text
     assert "logs/01.jsonl:71: neither messages nor prompt" in text
@@ -104,22 +103,22 @@ def test_a_log_with_too_many_bad_lines_ends_the_stage_with_the_line(project: Pat
     assert not (project / "calib_data").exists()
 
 
-def test_a_bad_checkpoint_ends_the_stage_with_the_tensor(project: Path) -> None:
+def test_a_bad_checkpoint_ends_the_stage_with_the_tensor(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = project / "checkpoint/model.safetensors"
     tensors = load_file(weights)
     tensors["model.norm.weight"][3] = float("inf")
     save_file(tensors, weights, metadata={"format": "pt"})
-    assert _run(project, "sources")[0] == 0
-    code, text = _run(project, "checkpoint")
+    assert _run("sources", capsys)[0] == 0
+    code, text = _run("checkpoint", capsys)
     assert code == 65, text
     assert "model.norm.weight: 1 of 128 values are NaN or infinite" in text
     assert "Traceback" not in text
     assert not (project / "artifacts/checkpoint.json").exists()
 
 
-def test_warnings_are_printed_and_recorded(project: Path) -> None:
+def test_warnings_are_printed_and_recorded(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """faults.md, row "FP16 overflow": a BF16 checkpoint that FP16 cannot hold is never taken silently."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -128,8 +127,8 @@ def test_warnings_are_printed_and_recorded(project: Path) -> None:
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(weights).items()}
     tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e6
     save_file(tensors, weights, metadata={"format": "pt"})
-    assert _run(project, "sources")[0] == 0
-    code, text = _run(project, "checkpoint")
+    assert _run("sources", capsys)[0] == 0
+    code, text = _run("checkpoint", capsys)
     assert code == 0, text
     report = json.loads((project / "artifacts/checkpoint.json").read_text())
     assert report["fp16_overflow"] == ["model.layers.0.mlp.up_proj.weight"]

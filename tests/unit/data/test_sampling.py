@@ -311,7 +311,9 @@ def test_doubled_bos_in_the_calibration_rows(tmp_path: Path) -> None:
     params = replace(_calib(PARAMS, samples=20), prompt=Prompt(template="chat"), data=Data(log_bad_lines=0.5))
     with pytest.raises(DataError, match="two begin-of-sequence tokens \\(1\\): '<s> a1 a2'"):
         sample(params, [*CALIB, Row("x", "<s> a1 a2", "b1", None)], EVAL, words)
-    log = _log(tmp_path / "log.jsonl", [{"messages": [{"role": "user", "content": "<s> a1"}]}, *map(_prompt, CALIB[:30])])
+    log = _log(
+        tmp_path / "log.jsonl", [{"messages": [{"role": "user", "content": "<s> a1"}]}, *map(_prompt, CALIB[:30])]
+    )
     sampled = sample(_calib(params, samples=30), log, EVAL, words)
     assert sampled.drawn.unusable == {"the prompt starts with two begin-of-sequence tokens": 1}
 
