@@ -143,13 +143,13 @@ def _cost(bench: Mapping[str, Any], service: Service, prices: Prices) -> _Found:
     best = capacity(bench["runs"], service.share)
     assert best is not None
     requests = min(int(run["requests"]) for run in points(bench["runs"], "sweep")[best.point])
-    needed = requests_needed(min(service.share, Decimal("99.9")))
+    needed = requests_needed(Decimal(50))  # a rate is a mean, not a tail
     hourly = prices.of(bench)
     if hourly is None:
         name = device_name(bench)
         return _Found((), requests, best.point, "absent", f"no price for `{name}`: add it to prices.yaml")
     if requests < needed:
-        detail = f"not enough requests: {requests} of the {needed} that a share of {service.share} % needs"
+        detail = f"not enough requests: {requests} of {needed}"
         return _Found((), requests, best.point, "not enough", detail)
     tokens = best.tokens_per_s(prices.basis) if best.holds else [0.0] * len(best.requests_per_s)
     note = f"{prices.basis} tokens, {prices.currency} {hourly} an hour, {prices.utilisation} % used"
