@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pipeline.files import atomic_file, write_json
@@ -109,3 +109,8 @@ def _largest(rows: list[dict[str, Any]], key: str) -> float:
 def _highest(spikes: list[dict[str, Any]]) -> float:
     """The most requests of a second, so that all arms are drawn on one scale."""
     return float(max(row["asked"] for spike in spikes for row in spike["slices"]))
+
+
+def template(name: str) -> Template:
+    """A template of this folder, for pages of their own."""
+    return _environment().get_template(name)

@@ -119,7 +119,7 @@ def benched(
 
 def played(load: Load, samples: list[Sample], machine: Machine, *, repeat: int = 0, lag_s: float = 0.001) -> Run:
     """One run as ``pipeline.bench.run`` makes it."""
-    snapshots = [_snapshot(load, machine, at / 2) for at in range(int(2 * load.seconds) + 2)]
+    snapshots = [_snapshot(load, samples, machine, at / 2) for at in range(int(2 * load.seconds) + 2)]
     service = Policy().service
     numbers = measure(load, samples, service.good, service.share)
     seen = summary(snapshots, 0.0, load.seconds, sum(len(sample.tokens_s) for sample in samples))
@@ -142,10 +142,20 @@ def played(load: Load, samples: list[Sample], machine: Machine, *, repeat: int =
     return Run(plain, samples, snapshots, 0.0)
 
 
-def _snapshot(load: Load, machine: Machine, at: float) -> Snapshot:
+def _snapshot(load: Load, samples: Sequence[Sample], machine: Machine, at: float) -> Snapshot:
     peak = 0.2 * max(0.0, min(at, load.peak[1]) - load.peak[0]) if load.peak else 0.0  # a fifth of a core more
-    metrics = {"running": 4.0, "waiting": 1.0, "kv_cache": 0.4, "preemptions": 0.0}
-    metrics |= {"queue_s": 0.3 * at, "prefill_s": 0.5 * at, "decode_s": 2.2 * at, "finished": 2 * at}
+    done = [sample for sample in samples if not sample.failure and sample.end_s <= at]
+    begun = {id(sample): sample.sent_s + sample.tokens_s[0] - machine.first_s for sample in samples if sample.tokens_s}
+    metrics = {
+        "running": float(sum(begin <= at < sample.end_s for sample in samples if (begin := begun.get(id(sample))))),
+        "waiting": float(sum(sample.due_s <= at < begun.get(id(sample), sample.end_s) for sample in samples)),
+        "kv_cache": 0.4,
+        "preemptions": 0.0,
+        "queue_s": sum(begun[id(sample)] - sample.due_s for sample in done),
+        "prefill_s": machine.first_s * len(done),
+        "decode_s": sum(sample.tokens_s[-1] - sample.tokens_s[0] for sample in done),
+        "finished": float(len(done)),
+    }
     return Snapshot(at, machine.cores * at + peak, 900_000_000, None, metrics)
 
 
