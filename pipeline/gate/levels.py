@@ -125,7 +125,7 @@ def _measured(level: Level, rows: Sequence[Run]) -> _Found:
     if level.measure == "error_rate":
         counted = min([requests, *(run["spike"]["requests"] for run in rows if run["spike"])])
         percentile = min(max(100 - level.limit, Decimal(50)), Decimal("99.9"))
-        values = [max(run["error_rate"], *(run["spike"]["error_rates"] if run["spike"] else ())) for run in rows]
+        values = [max([run["error_rate"], *(run["spike"]["error_rates"] if run["spike"] else ())]) for run in rows]
     else:
         assert level.at is not None
         counted, percentile = requests, level.at
