@@ -69,8 +69,8 @@ def _arm(name: str, bench: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": bench["dtype"],
         "engine_digest": bench["engine_digest"],
         "devices": bench["devices"],
-        "start_s": number(list({run["repeat"]: run["server"]["start_s"] for run in runs}.values())),
-        "cpu_cores": number([run["server"]["cpu_cores"] for run in runs]),
+        "start_s": _over_loads(runs, "start_s"),
+        "cpu_cores": _over_loads(runs, "cpu_cores"),
         "cores": bench["cores"],
         "rss": max((run["server"]["rss"] for run in runs if run["server"]["rss"]), default=None),
         "gpu": {
@@ -88,6 +88,14 @@ def _arm(name: str, bench: Mapping[str, Any]) -> dict[str, Any]:
             "sent_late_ms": max(run["client"]["sent_late_ms"] for run in runs),
         },
     }
+
+
+def _over_loads(runs: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """A number of the server: the mean over the loads of each repeat, then over the repeats."""
+    repeats: dict[int, list[float | None]] = {}
+    for run in runs:
+        repeats.setdefault(run["repeat"], []).append(run["server"][name])
+    return number([_mean([v for v in values if v is not None]) for values in repeats.values()])
 
 
 def _latency(arms: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -109,7 +109,6 @@ def write_run(root: Path, items: list[Item] | None = None, count: int = 200, **t
 def _write_bench(root: Path, digests: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Three repeats: the engines are faster than the baseline, and meet the spike with fewer rows."""
     shutil.copy(ROOT / "prices.yaml", root)
-    (root / "artifacts/checkpoint/config.json").write_text('{"num_hidden_layers": 30, "hidden_size": 576}')
     speeds = {"baseline": (8, 0.05, 0.03), "int8_mixed": (4, 0.03, 0.012), "int8_sq": (4, 0.03, 0.011)}
     arms = {
         name: benched(
@@ -150,7 +149,9 @@ def _write_sources(root: Path, items: list[Item]) -> None:
     )
     write_json(root / "artifacts/platform.json", {"device": DEVICE, "backends": {}})
     (root / "artifacts/checkpoint").mkdir(parents=True)
-    (root / "artifacts/checkpoint/model.safetensors").write_bytes(bytes(5000))
+    config = '{"num_hidden_layers": 30, "hidden_size": 576}'
+    (root / "artifacts/checkpoint/config.json").write_text(config)
+    (root / "artifacts/checkpoint/model.safetensors").write_bytes(bytes(5000 - len(config)))
     for recipe in RECIPES:
         kinds = ("q_proj", "o_proj", "up_proj", *(("down_proj",) if recipe == "int8_sq" else ()))
         names = [f"model.layers.{layer}.{kind}" for layer in range(3) for kind in kinds]
