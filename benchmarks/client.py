@@ -91,6 +91,7 @@ def our_load(workers: Workers, rate: float, seconds: float) -> dict[str, Any]:
         "cpu_ms_per_request": round(state["cpu_ms_per_request"], 3),
         "processes": state["processes"],
         "loop": state["loop"],
+        "nice": state["nice"],
         "ttft_p50_ms": round(found["numbers"]["latency"]["ttft_ms"]["p50"], 2),
     }
     # What is in flight when the window closes has not finished: the last tenth of a second.

@@ -256,6 +256,7 @@ def client_state(load: Load, driven: Sequence[Driven], max_lag_ms: float, max_re
         **lags,
         "processes": len(driven),
         "loop": driven[0].loop,
+        "nice": max(one.nice for one in driven),
         "cpu_ms_per_request": 1000 * sum(one.cpu_s for one in driven) / len(samples) if samples else None,
     }
 

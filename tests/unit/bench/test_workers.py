@@ -42,7 +42,7 @@ def test_processes_by_need(monkeypatch: pytest.MonkeyPatch) -> None:
     assert workers_for(sweep(PROMPTS, 1000, 1.0, 1)) == 4
     assert workers_for(constant(PROMPTS, 3500, 2.0, 1)) == 4
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert workers_for(constant(PROMPTS, 3500, 2.0, 1)) == 1
+    assert workers_for(constant(PROMPTS, 3500, 2.0, 1)) == 2
     assert workers_for(Load("replay", "r", 1, 1.0, (), ())) == 1
 
 
