@@ -166,7 +166,7 @@ def _burst(recipe: str, baseline: Mapping[str, Any], engine: Mapping[str, Any]) 
         winner = "baseline" if recovered[0] < recovered[1] else "engine"
     text = (
         f"bursts: {errors[1]:.1f} % of requests fail in the spike on {recipe}, {errors[0]:.1f} % on the baseline; "
-        f"back at the service level {_after(recovered[1])} and {_after(recovered[0])}"
+        f"back at the service level: {recipe} {_after(recovered[1])}, the baseline {_after(recovered[0])}"
     )
     numbers = {
         "baseline_error_rate": errors[0],

@@ -80,7 +80,7 @@ def test_hybrid_says_who_serves_what() -> None:
     assert steady.text == "steady load: int8 carries 20 good requests/s, the baseline 10"
     assert burst.text == (
         "bursts: 9.0 % of requests fail in the spike on int8, 1.0 % on the baseline; "
-        "back at the service level after 2 s and after 2 s"
+        "back at the service level: int8 after 2 s, the baseline after 2 s"
     )
     assert start.text == "rare endpoints: a server of int8 starts in 20 s, one of the baseline in 20 s"
     assert "-50 % goodput of int8 would make them equal" in found.would_change[0]
