@@ -43,12 +43,15 @@ class ServerCommand:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answered its health check. ``log`` is None for one that we did not start; ``others`` are the
-    URLs of further servers of the same engine."""
+    """A server that answered its health check. ``log`` and ``pid`` (of the process that watches it, its parent) are
+    None for one that we did not start; ``start_s`` is how long it took to become healthy; ``others`` are the URLs of
+    further servers of the same engine."""
 
     name: str
     url: str
     log: Path | None
+    pid: int | None = None
+    start_s: float | None = None
     others: tuple[str, ...] = ()
 
     @property
@@ -78,8 +81,8 @@ def started(command: ServerCommand, log: Path, timeout_s: float, grace_s: float 
     Raises ServerError when it dies or is not healthy within ``timeout_s`` seconds, and adds the last lines of
     ``log`` to any ServerError that the block raises.
     """
-    with starting(command, log, timeout_s, grace_s) as healthy:
-        yield healthy()
+    with starting(command, log, timeout_s, grace_s) as wait:
+        yield wait()
 
 
 @contextlib.contextmanager
@@ -91,12 +94,12 @@ def starting(
     choose_port(command.port)
     with _supervised(command, log, grace_s) as process:
 
-        def healthy() -> Server:
-            _wait_until_healthy(command.name, url, process, log, timeout_s)
-            return Server(command.name, url, log)
+        def wait() -> Server:
+            start_s = _wait_until_healthy(command.name, url, process, log, timeout_s)
+            return Server(command.name, url, log, process.pid, start_s)
 
         try:
-            yield healthy
+            yield wait
         except ServerError as error:
             raise ServerError(f"{error.message}\n{_state(command.name, process, log)}", error.next_step) from error
 
@@ -146,7 +149,8 @@ def _stop(name: str, process: subprocess.Popen[bytes], grace_s: float) -> None:
         ) from error
 
 
-def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> float:
+    """Returns the seconds that it took."""
     begin = time.monotonic()
     told = begin
     while True:
@@ -154,8 +158,9 @@ def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], l
             raise ServerError(f"{name}: the server ended while it started", "the log's last lines say why")
         problem = _health_problem(url)
         if not problem:
-            print(f"{name}: server ready after {time.monotonic() - begin:.0f} s", flush=True)
-            return
+            took = time.monotonic() - begin
+            print(f"{name}: server ready after {took:.0f} s", flush=True)
+            return took
         now = time.monotonic()
         if now - begin > timeout_s:
             raise ServerError(
@@ -167,6 +172,11 @@ def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], l
             last = _tail(log, 1)
             print(f"{name}: server starts, {now - begin:.0f} s: {last[0][:100] if last else '...'}", flush=True)
         time.sleep(0.2)
+
+
+def healthy(server: Server) -> bool:
+    """Whether the server answers its health check now."""
+    return not _health_problem(server.url)
 
 
 def _health_problem(url: str) -> str:

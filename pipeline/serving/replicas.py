@@ -29,7 +29,7 @@ def replicated(commands: Sequence[ServerCommand], logs: Path, timeout_s: float) 
             for place, command in enumerate(commands)
         ]
         first, *others = [wait() for wait in waits]
-        yield Server(first.name, first.url, first.log, tuple(server.url for server in others))
+        yield replace(first, others=tuple(server.url for server in others))
 
 
 def log_name(name: str, place: int) -> str:

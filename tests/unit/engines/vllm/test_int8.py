@@ -30,7 +30,9 @@ def run(model: Any) -> tuple[Any, dict[str, Any]]:
     for ids in samples()[:2]:
         with torch.inference_mode():
             logits.append(model(torch.tensor([ids])).logits[0].double())
-        integers.append({name: module.integers for name, module in model.named_modules() if hasattr(module, "integers")})
+        integers.append(
+            {name: module.integers for name, module in model.named_modules() if hasattr(module, "integers")}
+        )
     return torch.cat(logits), {name: torch.cat([one[name][0] for one in integers]) for name in integers[0]}
 
 
