@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import sys
@@ -25,7 +26,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench.load import Prompts, sweep
+from pipeline.bench.load import Load, Prompts, sweep
 from pipeline.bench.measure import client_state, measure
 from pipeline.bench.workers import Workers, client, parts
 from pipeline.errors import ServerError
@@ -39,16 +40,16 @@ from pipeline.serving.scoring import Forced, score
 from pipeline.serving.vllm import vllm_command
 
 PROMPT, NEW = 128, 128
-SECONDS = {1: 3, 8: 3, 32: 4, 128: 5, 256: 8}
-WARM_UP = 32  # in flight
+SECONDS = {1: 2.5, 2: 2.5, 8: 2.5, 32: 3.0, 128: 4.5, 256: 6.0}  # by requests in flight
+WARM_UP, WARM_UP_S = 32, 2.0
 SLOTS = 16  # in flight for one client process
-START_S = 240
+START_S = 180  # from the first server's start to the last one's health
 GIB = 2**30
 # Leave NVLink multicast off: NCCL_NVLS_ENABLE and the like stay as the machine has them.
 ENV = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
 KEPT = re.compile(  # lines of a server's log that say what it did
-    r"Model loading took|KV cache size|Graph capturing finished|torch.compile took|Initial free memory|Maximum concurrency"
-    r"|init engine|custom.all.?reduce|quantization|Using .*(backend|kernel)",
+    r"Model loading took|KV cache size|Graph capturing finished|torch.compile took|Initial free memory|init engine"
+    r"|custom.all.?reduce|Using .*(backend|kernel)",
     re.IGNORECASE,
 )
 
@@ -91,7 +92,7 @@ ARMS = {
         Arm("tiny-fp8", "tiny-fp8", "1", 1, EAGER),
         Arm("tiny-fp8-kv", "tiny-fp8-kv", "1", 1, (*EAGER, "--kv-cache-dtype", "fp8")),
     ),
-    "dry": (Arm("tiny-int8", "tiny-int8"), Arm("tiny-b", "tiny-int8"), Arm("broken", "nothing")),
+    "dry": (Arm("tiny-int8-cpu", "tiny-int8-cpu"), Arm("tiny-b", "tiny-int8-cpu"), Arm("broken", "nothing")),
 }
 MAIN, REST = (1, 8, 32, 128, 256), (1, 8, 32, 128)
 ROUNDS = {
@@ -104,9 +105,9 @@ ROUNDS = {
         Round("demo-int8", ("demo-int8",), REST),
     ),
     "dry": (
-        Round("tiny", ("tiny-int8",), (1, 2)),
-        Round("tiny-x2", ("tiny-int8", "tiny-b"), (2,), together=True),
-        Round("pair", ("tiny-int8", "tiny-b", "broken"), (1,)),
+        Round("tiny", ("tiny-int8-cpu",), (1, 2)),
+        Round("tiny-x2", ("tiny-int8-cpu", "tiny-b"), (2,), together=True),
+        Round("pair", ("tiny-int8-cpu", "tiny-b", "broken"), (1,)),
     ),
 }
 
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--vllm", default="vllm", help="the program")
     parser.add_argument("--models", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--logs", type=Path, help="folder for the servers' logs (default: that of --out)")
     parser.add_argument("--limit-s", type=float, default=300, help="all must have ended by then")
     parser.add_argument("--hourly", type=Decimal, default=Decimal("3.50"), help="price of one GPU's hour")
     args = parser.parse_args()
@@ -143,75 +145,105 @@ def main() -> None:
         print(table(read_json(args.results), args.hourly))
         return
     results = Results(args.out / "results.json")
-    run(args.plan, args.vllm, args.models, results, time.monotonic() + args.limit_s)
-    print(json.dumps({"results": str(results.path), "runs": len(results.content["runs"])}))
+    logs = args.logs or args.out
+    try:
+        run(args.plan, args.vllm, args.models, logs, results, time.monotonic() + args.limit_s)
+    finally:
+        print(json.dumps({"results": str(results.path), "runs": len(results.content["runs"])}), flush=True)
 
 
-def run(plan: str, vllm: str, models: Path, results: Results, deadline: float) -> None:
+def run(plan: str, vllm: str, models: Path, logs: Path, results: Results, deadline: float) -> None:  # noqa: PLR0917
     """Starts every server, checks those with true weights, then asks the rounds, and again while there is time."""
-    begin, out = time.monotonic(), results.path.parent
+    begin = time.monotonic()
     with ExitStack() as stack:
+        clients = [stack.enter_context(client()) for _ in range(max(len(one.arms) for one in ROUNDS[plan]))]
         waits = {}
         for arm in ARMS[plan]:
-            command = _command(arm, vllm, models, out, gpu=plan != "dry")
-            waits[arm.name] = stack.enter_context(starting(command, out / f"{arm.name}.log", START_S))
+            command = _command(arm, vllm, models, logs, gpu=plan != "dry")
+            waits[arm.name] = stack.enter_context(starting(command, logs / f"{arm.name}.log", START_S))
         servers: dict[str, Server] = {}
-        for arm in ARMS[plan]:
-            found = {"ready_s": None, "error": None}
+        # All within one limit: a server that hangs must not take the others' time.
+        pool = ThreadPoolExecutor(len(waits))
+        started = {name: pool.submit(wait) for name, wait in waits.items()}
+        for name, future in started.items():
+            error = None
             try:
-                servers[arm.name] = waits[arm.name]()
-                found["ready_s"] = round(time.monotonic() - begin, 1)
-            except ServerError as error:
-                found["error"] = str(error)[-2000:]
-            lines = (out / f"{arm.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-            results.add("servers", found | {"log": [line[-220:] for line in lines if KEPT.search(line)][:30]}, arm.name)
-            print(f"{time.monotonic() - begin:6.1f} s {arm.name}: {found['error'] or 'ready'}"[:300], flush=True)
+                servers[name] = future.result(timeout=max(0.1, begin + START_S - time.monotonic()))
+            except (ServerError, TimeoutError) as failed:
+                error = f"{type(failed).__name__}: {failed}"
+            _note_server(name, error, logs / f"{name}.log", time.monotonic() - begin, results)
         for name, server in servers.items():
             if (models / name / "expected.json").exists():
-                results.add("checks", check(server, read_json(models / name / "expected.json")), name)
+                try:
+                    results.add("checks", check(server, read_json(models / name / "expected.json")), name)
+                except ServerError as failed:
+                    results.add("checks", {"error": str(failed)[-500:]}, name)
+        print(json.dumps(results.content["checks"]), flush=True)
         for repeat in range(10):
             for one in ROUNDS[plan]:
                 if deadline - time.monotonic() < sum(SECONDS.get(level, 3) + 3 for level in one.levels) + 10:
                     results.add("notes", f"no time for {one.name}, pass {repeat}")
+                    leave(plan, results)
                     return
-                ask(one, {name: servers[name] for name in one.arms if name in servers}, results, repeat)
+                ask(clients, one, {name: servers[name] for name in one.arms if name in servers}, results, repeat)
             if plan == "dry":
                 return
 
 
-def ask(one: Round, servers: dict[str, Server], results: Results, repeat: int) -> None:
+def _note_server(name: str, error: str | None, log: Path, seconds: float, results: Results) -> None:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = [line[-220:] for line in lines if KEPT.search(line)][:30]
+    found: dict[str, Any] = {"seconds": round(seconds, 1), "error": error, "log": said}
+    if error:
+        found["end"] = [line[-300:] for line in lines[-60:]]
+    results.add("servers", found, name)
+    print(f"{seconds:6.1f} s {name}: {error or 'ready'}"[:300], flush=True)
+
+
+def leave(plan: str, results: Results) -> None:
+    """On a lent machine: ends at once. Stopping ten servers in order takes a minute; their supervisors, which see our
+    end, do it without us."""
+    if plan != "dry":
+        print(json.dumps({"results": str(results.path), "runs": len(results.content["runs"])}), flush=True)
+        os._exit(0)
+
+
+def ask(clients: list[Workers], one: Round, servers: dict[str, Server], results: Results, repeat: int) -> None:
     """All levels of a round; arms that are not replicas are asked at the same time by clients of their own."""
     if one.together:
         if len(servers) == len(one.arms):
-            _levels(one, one.name, [server.url for server in servers.values()], results, repeat)
+            _levels(clients[0], one, one.name, [server.url for server in servers.values()], results, repeat)
         return
     with ThreadPoolExecutor(max(1, len(servers))) as pool:
-        jobs = [pool.submit(_levels, one, name, [server.url], results, repeat) for name, server in servers.items()]
+        jobs = [
+            pool.submit(_levels, workers, one, name, [server.url], results, repeat)
+            for workers, (name, server) in zip(clients, servers.items(), strict=False)
+        ]
         for job in jobs:
             job.result()
 
 
-def _levels(one: Round, name: str, urls: list[str], results: Results, repeat: int) -> None:
+def _levels(  # noqa: PLR0917
+    workers: Workers, one: Round, name: str, urls: list[str], results: Results, repeat: int
+) -> None:
     prompts = Prompts(_items(), NEW, PROMPT + NEW)
     beside = [] if one.together else [other for other in one.arms if other != name]
-    with client() as workers:
-        _measure(workers, prompts, WARM_UP, urls, repeat)
-        for level in one.levels:
-            numbers = _measure(workers, prompts, level, urls, repeat)
-            row = {"arm": name, "servers": len(urls), "beside": beside, "concurrency": level, "pass": repeat, **numbers}
-            results.add("runs", row)
-            print(
-                f"{name:14} c={level:<4} pass {repeat} TTFT {row['ttft_ms']['mean'] or 0:8.1f} ms  TPOT "
-                f"{row['tpot_ms']['mean'] or 0:6.2f} ms  {row['output_tokens_per_s']:8.0f} tok/s  n={row['requests']} "
-                f"failed {row['failed']} client {'ok' if row['client']['valid'] else row['client']['why']}",
-                flush=True,
-            )
+    _measure(workers, sweep(prompts, WARM_UP, WARM_UP_S, repeat), urls)
+    for level in one.levels:
+        numbers = _measure(workers, sweep(prompts, level, SECONDS[level], repeat), urls)
+        row = {"arm": name, "servers": len(urls), "beside": beside, "concurrency": level, "pass": repeat, **numbers}
+        results.add("runs", row)
+        print(
+            f"{name:14} c={level:<4} pass {repeat} TTFT {row['ttft_ms']['mean'] or 0:8.1f} ms  TPOT "
+            f"{row['tpot_ms']['mean'] or 0:6.2f} ms  {row['output_tokens_per_s']:8.0f} tok/s  n={row['requests']} "
+            f"failed {row['failed']} client {'ok' if row['client']['valid'] else row['client']['why']}",
+            flush=True,
+        )
 
 
-def _measure(workers: Workers, prompts: Prompts, level: int, urls: list[str], repeat: int) -> dict[str, Any]:
+def _measure(workers: Workers, load: Load, urls: list[str]) -> dict[str, Any]:
     """One closed loop; its start burst is kept out, as `enginegate`'s bench does."""
-    load = sweep(prompts, level, SECONDS.get(level, 3), seed=repeat)
-    shares = parts(load, urls, "model", 60, min(level, max(len(urls), level // SLOTS)))
+    shares = parts(load, urls, "model", 60, max(len(urls), load.concurrency // SLOTS))
     _, driven = workers.run(shares)
     numbers = measure(load, [sample for one in driven for sample in one.samples], Good(), Decimal(99))
     return {
@@ -243,8 +275,12 @@ def table(content: dict[str, Any], hourly: Decimal) -> str:
     for row in content["runs"]:
         rows.setdefault((row["arm"], row["concurrency"]), []).append(row)
     lines = ["| arm | GPUs | in flight | TTFT ms | TPOT ms | tokens/s | USD per 1M |", "|---|--:|--:|--:|--:|--:|--:|"]
-    for (name, level), found in rows.items():
+    for (name, level), group in rows.items():
         gpus = 2 if name.endswith(("-tp2", "-x2")) else 1
+        found = [row for row in group if row["requests"] and not row["failed"] and row["client"]["valid"]]
+        if not found:
+            lines.append(f"| {name} | {gpus} | {level} | no valid run | | | |")
+            continue
         ttft, tpot = (sum(row[key]["mean"] for row in found) / len(found) for key in ("ttft_ms", "tpot_ms"))
         rate = sum(row["output_tokens_per_s"] for row in found) / len(found)
         cost = cost_per_million(hourly * gpus, rate, Decimal(100))
@@ -252,9 +288,9 @@ def table(content: dict[str, Any], hourly: Decimal) -> str:
     return "\n".join(lines)
 
 
-def _command(arm: Arm, vllm: str, models: Path, out: Path, *, gpu: bool) -> Any:
+def _command(arm: Arm, vllm: str, models: Path, logs: Path, *, gpu: bool) -> Any:
     visible = {"CUDA_VISIBLE_DEVICES": arm.gpus} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    own = {"VLLM_CACHE_ROOT": str(out.absolute().parent / f"cache-{arm.name}")}  # equal arms would write one cache
+    own = {"VLLM_CACHE_ROOT": str(logs.absolute() / f"cache-{arm.name}")}  # equal arms would write one cache
     folder = models / arm.model
     words = () if (folder / "tokenizer.json").exists() else ("--tokenizer", str((models / "tokenizer").absolute()))
     memory = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", str(int(arm.kv_gib * GIB)))

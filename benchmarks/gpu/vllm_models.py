@@ -37,7 +37,7 @@ def main() -> None:
     (args.folder / "tokenizer").mkdir(exist_ok=True)
     for name in TOKENIZER:
         shutil.copy(args.tokenizer / name, args.folder / "tokenizer" / name)
-    for name in ("tiny-int8", "tiny-fp8", "tiny-fp8-kv"):
+    for name in ("tiny-int8", "tiny-int8-cpu", "tiny-fp8", "tiny-fp8-kv"):
         write_tiny(args.folder / name, name.removeprefix("tiny-"))
 
 
@@ -68,14 +68,14 @@ def write_tiny(folder: Path, kind: str) -> None:
     model = LlamaForCausalLM.from_pretrained(original, dtype=torch.float32).eval()
     rows = torch.randint(3, 85, (8, 64))
     expected = {"tokens": rows.tolist(), "original": _log_probs(model, rows)}
-    config: dict[str, Any] = copy.deepcopy(mtq.INT8_SMOOTHQUANT_CFG if kind == "int8" else mtq.FP8_DEFAULT_CFG)
+    config: dict[str, Any] = copy.deepcopy(mtq.INT8_SMOOTHQUANT_CFG if "int8" in kind else mtq.FP8_DEFAULT_CFG)
     if kind == "fp8-kv":
         config["quant_cfg"] += copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
     mtq.quantize(model, config, lambda quantized: quantized(torch.randint(3, 85, (16, 64))))
     expected["quantized"] = _log_probs(model, rows)
     export_hf_checkpoint(model, export_dir=str(export))
-    if kind == "int8":
-        convert(export, original, folder)
+    if "int8" in kind:
+        convert(export, original, folder, zero_points="cpu" in kind)
     else:
         for path in export.iterdir():
             shutil.copy(path, folder / path.name)

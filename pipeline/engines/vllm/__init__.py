@@ -59,12 +59,13 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
 
     served = target / "checkpoint"
     served.mkdir()
-    rest = "float32" if inputs.platform["device"]["gpu"] is None else "float16"
+    on_cpu = inputs.platform["device"]["gpu"] is None
+    rest = "float32" if on_cpu else "float16"
     summary, dtype = "the checkpoint as it is", rest
     if inputs.quantized is None or inputs.recipe is None:
         _copy(inputs.checkpoint, served)
     elif inputs.recipe.weights == "int8":
-        layers = convert(inputs.quantized / "checkpoint", inputs.checkpoint, served)
+        layers = convert(inputs.quantized / "checkpoint", inputs.checkpoint, served, zero_points=on_cpu)
         summary, dtype = f"{layers} layers in int8 (compressed-tensors)", f"int8 (rest {rest})"
     else:
         _copy(inputs.quantized / "checkpoint", served)

@@ -27,12 +27,15 @@ LEVELS = 127
 FLOAT16_MAX = 65504.0
 
 
-def convert(export: Path, original: Path, target: Path) -> int:
+def convert(export: Path, original: Path, target: Path, *, zero_points: bool = False) -> int:
     """Writes ``export`` (ModelOpt's unified folder) into ``target`` for vLLM; returns the number of INT8 layers.
 
-    ``original`` is the checkpoint that was quantised. One shard at a time is in memory. Raises BuildError for what
-    vLLM could not serve, or would serve as another model.
+    ``original`` is the checkpoint that was quantised. One shard at a time is in memory. ``zero_points`` writes a zero
+    point of 0 for each input, which is the same model: for vLLM on a CPU, whose kernel for symmetric inputs on AMX
+    ignores the calibrated scale and takes one from each token. Raises BuildError for what vLLM could not serve, or
+    would serve as another model.
     """
+    import torch
     from safetensors.torch import save_file
 
     config = read_json(export / "config.json")
@@ -51,22 +54,26 @@ def convert(export: Path, original: Path, target: Path) -> int:
                 for name in names
                 if not name.endswith(".pre_quant_scale")
             }
+            if zero_points:
+                scaled = [name for name in rewritten if name.endswith(".input_scale")]
+                names_of_zeros = [name.replace(".input_scale", ".input_zero_point") for name in scaled]
+                rewritten |= {name: torch.zeros(1, dtype=torch.int8) for name in names_of_zeros}
             save_file(rewritten, target / shard, {"format": "pt"})
             places |= dict.fromkeys(rewritten, shard)
         ignore = sorted(_linear_paths(tensors) - set(layers))
     if len(tensors.shards) > 1:
         write_json(target / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
-    write_json(target / "config.json", config | {"quantization_config": quantization_config(ignore)})
+    write_json(target / "config.json", config | {"quantization_config": quantization_config(ignore, zero_points)})
     return len(layers)
 
 
-def quantization_config(ignore: list[str]) -> dict[str, Any]:
+def quantization_config(ignore: list[str], zero_points: bool = False) -> dict[str, Any]:
     """``config.json``'s entry: INT8 weights with one scale a channel, INT8 activations with one fixed scale."""
-    common = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False}
+    common = {"num_bits": 8, "type": "int", "dynamic": False}
     group = {
         "targets": ["Linear"],
-        "weights": common | {"strategy": "channel"},
-        "input_activations": common | {"strategy": "tensor"},
+        "weights": common | {"strategy": "channel", "symmetric": True},
+        "input_activations": common | {"strategy": "tensor", "symmetric": not zero_points},
         "output_activations": None,
     }
     return {
