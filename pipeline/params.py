@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -121,14 +122,28 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Vllm:
+    """How backend ``vllm`` serves an engine; program, dtype and time limit are the baseline's, so that arms compare."""
+
+    __pydantic_config__ = STRICT
+    tensor_parallel_size: int = 1  # GPUs that share one engine
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(self.tensor_parallel_size >= 1, "tensor_parallel_size: must be at least 1")
+
+
+@dataclass(frozen=True)
 class Engine:
     """What is built and its limits."""
 
     __pydantic_config__ = STRICT
-    backend: Literal["onnxruntime"] = "onnxruntime"
+    backend: Literal["onnxruntime", "vllm"] = "onnxruntime"
     max_batch: int = 16
     max_tokens: int = 2048  # prompt and answer together
     threads: int = 0  # 0: one for each core
+    vllm: Vllm = field(default_factory=Vllm)
 
     def __post_init__(self) -> None:
         _require(1 <= self.max_batch <= 1024, "max_batch: must be between 1 and 1024")
@@ -144,14 +159,27 @@ class Baseline:
     vllm: str = ".venv-vllm/bin/vllm"
     url: str | None = None
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"  # auto: float16, on a CPU float32
+    tensor_parallel_size: int = 1  # GPUs that share the model
     concurrency: int = 32
     start_timeout_s: int = 600
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _require(self.tensor_parallel_size >= 1, "tensor_parallel_size: must be at least 1")
         _require(self.concurrency >= 1, "concurrency: must be at least 1")
         _require(self.start_timeout_s >= 1, "start_timeout_s: must be at least 1")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where and how often servers run. Nothing here changes an answer, so no stage but the load test depends on it."""
+
+    __pydantic_config__ = STRICT
+    replicas: int = 1  # servers of an engine, each on GPUs of its own; the client asks them in turn
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.replicas <= 64, "replicas: must be between 1 and 64")
 
 
 @dataclass(frozen=True)
@@ -259,10 +287,16 @@ class Params:
     recipes: tuple[str, ...] = ("int8_sq", "int8_mixed")
     engine: Engine = field(default_factory=Engine)
     baseline: Baseline = field(default_factory=Baseline)
+    serving: Serving = field(default_factory=Serving)
+    launcher: str = ""  # words before the command of a GPU stage: srun ..., docker run ...
     bench: Bench = field(default_factory=Bench)
     seed: int = 17
 
     def __post_init__(self) -> None:
+        try:
+            shlex.split(self.launcher)
+        except ValueError as error:
+            raise ValueError(f"launcher: {error}") from error
         _require(len(self.recipes) >= 1, "recipes: name at least one")
         _require(len(set(self.recipes)) == len(self.recipes), "recipes: a name stands twice")
         _require(

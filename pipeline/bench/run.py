@@ -67,7 +67,7 @@ def _warm_up(server: Server, model: str, load: Load, setting: Setting) -> None:
 
 def _run(server: Server, model: str, load: Load, setting: Setting, repeat: int) -> Run:
     bench = setting.bench
-    shares = parts(load, server.url, model, bench.timeout_s, bench.workers or workers_for(load))
+    shares = parts(load, server.urls, model, bench.timeout_s, bench.workers or workers_for(load))
     telemetry = Telemetry(server, setting.nvml)
     with telemetry.sampling(bench.telemetry_s) as snapshots:
         start, driven = setting.workers.run(shares)
