@@ -135,15 +135,41 @@ class Vllm:
 
 
 @dataclass(frozen=True)
+class TensorRTLLM:
+    """Where TensorRT-LLM lives (an environment of its own), and how its engines are built and served."""
+
+    __pydantic_config__ = STRICT
+    python: str = ".venv-trtllm/bin/python"  # of a virtual environment; its programs are beside it
+    container: str | None = None  # instead: `docker run ... IMAGE`; {project}, {uid}, {gid} are filled in
+    env: dict[str, str] = field(default_factory=dict)
+    profile: Literal["auto", "engine", "pytorch"] = "auto"  # auto: engine where the installed version has it
+    build: Literal["trtllm-build", "llm-api"] = "trtllm-build"
+    dtype: Literal["float16", "bfloat16"] = "float16"  # of what is not quantised
+    tp: int = 1  # GPUs that an engine is cut for
+    max_num_tokens: int = 8192  # tokens of all requests in one pass
+    timing_cache: str | None = None  # a timing cache to start from
+    build_timeout_s: int = 7200
+    memory_fraction: float = 0.9  # of the GPU memory left over by the weights, for the KV cache
+    block_reuse: bool = False  # between requests; the baseline has it off too
+
+    def __post_init__(self) -> None:
+        _require(self.tp >= 1, "tp: must be at least 1")
+        _require(self.max_num_tokens >= 32, "max_num_tokens: must be at least 32 (a block of the KV cache)")
+        _require(self.build_timeout_s >= 1, "build_timeout_s: must be at least 1")
+        _require(0 < self.memory_fraction < 1, "memory_fraction: must be between 0 and 1")
+
+
+@dataclass(frozen=True)
 class Engine:
     """What is built and its limits."""
 
     __pydantic_config__ = STRICT
-    backend: Literal["onnxruntime", "vllm"] = "onnxruntime"
+    backend: Literal["onnxruntime", "tensorrt_llm", "vllm"] = "onnxruntime"
     max_batch: int = 16
     max_tokens: int = 2048  # prompt and answer together
     threads: int = 0  # 0: one for each core
     vllm: Vllm = field(default_factory=Vllm)
+    tensorrt_llm: TensorRTLLM = field(default_factory=TensorRTLLM)
 
     def __post_init__(self) -> None:
         _require(1 <= self.max_batch <= 1024, "max_batch: must be between 1 and 1024")
@@ -304,6 +330,10 @@ class Params:
         )
         unknown = set(self.bench.engines or ()) - set(self.recipes)
         _require(not unknown, f"bench.engines: {', '.join(sorted(unknown))} is not in recipes")
+        _require(
+            self.engine.backend != "tensorrt_llm" or self.eval.scored == 0,
+            "eval.scored: must be 0 with engine.backend tensorrt_llm: trtllm-serve scores no prompts",
+        )
 
 
 def load_params(path: Path = PARAMS_FILE) -> Params:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from pipeline.errors import ServerError
 from pipeline.files import storage_errors
+from pipeline.serving.dialects import Dialect
 
 HOST = "127.0.0.1"
 GRACE_S = 15.0  # from SIGTERM to SIGKILL
@@ -32,13 +33,14 @@ TAIL_LINES = 20
 @dataclass(frozen=True)
 class ServerCommand:
     """A server's command line. It must listen on ``HOST``:``port``; ``env`` is added to our environment; it runs on
-    ``gpus`` GPUs, where there are any."""
+    ``gpus`` GPUs, where there are any; ``dialect`` is how it wants to be asked."""
 
     name: str
     argv: tuple[str, ...]
     port: int
     env: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 1
+    dialect: Dialect = "vllm"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Server:
     pid: int | None = None
     start_s: float | None = None
     others: tuple[str, ...] = ()
+    dialect: Dialect = "vllm"
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -96,7 +99,7 @@ def starting(
 
         def wait() -> Server:
             start_s = _wait_until_healthy(command.name, url, process, log, timeout_s)
-            return Server(command.name, url, log, process.pid, start_s)
+            return Server(command.name, url, log, process.pid, start_s, dialect=command.dialect)
 
         try:
             yield wait
