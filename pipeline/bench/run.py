@@ -45,7 +45,7 @@ def bench_arm(
         with serve() as server:
             model, alive = served_model(server), True
             while left and alive:
-                load = left.pop(0)
+                load = left.pop(0).speaking(server.dialect)
                 _warm_up(server, model, load, setting)
                 run = _run(server, model, load, setting, repeat)
                 alive = healthy(server)
