@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -121,6 +122,19 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Vllm:
+    """How backend ``vllm`` serves an engine; program, dtype and time limit are the baseline's, so that arms compare."""
+
+    __pydantic_config__ = STRICT
+    tensor_parallel_size: int = 1  # GPUs that share one engine
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(self.tensor_parallel_size >= 1, "tensor_parallel_size: must be at least 1")
+
+
+@dataclass(frozen=True)
 class TensorRTLLM:
     """Where TensorRT-LLM lives (an environment of its own), and how its engines are built and served."""
 
@@ -150,10 +164,11 @@ class Engine:
     """What is built and its limits."""
 
     __pydantic_config__ = STRICT
-    backend: Literal["onnxruntime", "tensorrt_llm"] = "onnxruntime"
+    backend: Literal["onnxruntime", "tensorrt_llm", "vllm"] = "onnxruntime"
     max_batch: int = 16
     max_tokens: int = 2048  # prompt and answer together
     threads: int = 0  # 0: one for each core
+    vllm: Vllm = field(default_factory=Vllm)
     tensorrt_llm: TensorRTLLM = field(default_factory=TensorRTLLM)
 
     def __post_init__(self) -> None:
@@ -170,14 +185,119 @@ class Baseline:
     vllm: str = ".venv-vllm/bin/vllm"
     url: str | None = None
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"  # auto: float16, on a CPU float32
+    tensor_parallel_size: int = 1  # GPUs that share the model
     concurrency: int = 32
     start_timeout_s: int = 600
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _require(self.tensor_parallel_size >= 1, "tensor_parallel_size: must be at least 1")
         _require(self.concurrency >= 1, "concurrency: must be at least 1")
         _require(self.start_timeout_s >= 1, "start_timeout_s: must be at least 1")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where and how often servers run. Nothing here changes an answer, so no stage but the load test depends on it."""
+
+    __pydantic_config__ = STRICT
+    replicas: int = 1  # servers of an engine, each on GPUs of its own; the client asks them in turn
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.replicas <= 64, "replicas: must be between 1 and 64")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A closed loop at each of these numbers of requests in flight."""
+
+    __pydantic_config__ = STRICT
+    concurrency: tuple[int, ...] = (1, 4, 16, 64)
+    seconds: float = 30
+
+    def __post_init__(self) -> None:
+        _require(len(self.concurrency) >= 1, "concurrency: name at least one")
+        _require(all(slots >= 1 for slots in self.concurrency), "concurrency: must be at least 1")
+        _require(len(set(self.concurrency)) == len(self.concurrency), "concurrency: a number stands twice")
+        _require(self.seconds > 0, "seconds: must be more than 0")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """An open loop at each of these rates."""
+
+    __pydantic_config__ = STRICT
+    requests_per_s: tuple[float, ...] = (10,)
+    seconds: float = 60
+
+    def __post_init__(self) -> None:
+        _require(len(self.requests_per_s) >= 1, "requests_per_s: name at least one")
+        _require(all(rate > 0 for rate in self.requests_per_s), "requests_per_s: must be more than 0")
+        _require(len(set(self.requests_per_s)) == len(self.requests_per_s), "requests_per_s: a rate stands twice")
+        _require(self.seconds > 0, "seconds: must be more than 0")
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A rate that steps up and back; ``scale`` makes the same shape smaller."""
+
+    __pydantic_config__ = STRICT
+    base: float = 150  # requests a second
+    peak: float = 3500
+    scale: float = 1.0
+    before_s: float = 10
+    peak_s: float = 5
+    after_s: float = 30
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            _require(value > 0, f"{name}: must be more than 0")
+        _require(self.peak > self.base, "peak: must be more than base")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A trace that is replayed: a JSONL file with a ``timestamp`` a row."""
+
+    __pydantic_config__ = STRICT
+    file: str | None = None
+    unit: Literal["s", "ms"] = "s"
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.speed > 0, "speed: must be more than 0")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Load on the baseline and the engines; without ``kinds`` there is none."""
+
+    __pydantic_config__ = STRICT
+    kinds: tuple[Literal["sweep", "constant", "poisson", "spike", "replay"], ...] = ()
+    engines: tuple[str, ...] | None = None  # recipes to bench beside the baseline; null: all
+    repeats: int = 3  # each on fresh servers, the arms in alternating order
+    new_tokens: int = 64  # of each answer, exactly
+    warmup: int = 16  # requests before each load that are not counted
+    timeout_s: float = 60  # a request that takes longer is a failure
+    max_lag_ms: float = 5  # a client that lags more (99th percentile) makes the run invalid
+    workers: int = 0  # client processes; 0: as many as the load asks for
+    telemetry_s: float = 0.5  # between two samples of the server
+    sweep: Sweep = field(default_factory=Sweep)
+    constant: Rates = field(default_factory=Rates)
+    poisson: Rates = field(default_factory=Rates)
+    spike: Spike = field(default_factory=Spike)
+    replay: Replay = field(default_factory=Replay)
+
+    def __post_init__(self) -> None:
+        _require(len(set(self.kinds)) == len(self.kinds), "kinds: a kind stands twice")
+        _require("replay" not in self.kinds or self.replay.file is not None, "replay.file: name the trace")
+        _require(self.repeats >= 1, "repeats: must be at least 1")
+        _require(self.new_tokens >= 2, "new_tokens: must be at least 2, or there is no time per token")
+        _require(self.warmup >= 0, "warmup: must be 0 or more")
+        for name in ("timeout_s", "max_lag_ms", "telemetry_s"):
+            _require(getattr(self, name) > 0, f"{name}: must be more than 0")
+        _require(0 <= self.workers <= 64, "workers: must be between 0 (as many as needed) and 64")
 
 
 @dataclass(frozen=True)
@@ -193,14 +313,23 @@ class Params:
     recipes: tuple[str, ...] = ("int8_sq", "int8_mixed")
     engine: Engine = field(default_factory=Engine)
     baseline: Baseline = field(default_factory=Baseline)
+    serving: Serving = field(default_factory=Serving)
+    launcher: str = ""  # words before the command of a GPU stage: srun ..., docker run ...
+    bench: Bench = field(default_factory=Bench)
     seed: int = 17
 
     def __post_init__(self) -> None:
+        try:
+            shlex.split(self.launcher)
+        except ValueError as error:
+            raise ValueError(f"launcher: {error}") from error
         _require(len(self.recipes) >= 1, "recipes: name at least one")
         _require(len(set(self.recipes)) == len(self.recipes), "recipes: a name stands twice")
         _require(
             self.engine.max_tokens > self.eval.max_new_tokens, "engine.max_tokens: must exceed eval.max_new_tokens"
         )
+        unknown = set(self.bench.engines or ()) - set(self.recipes)
+        _require(not unknown, f"bench.engines: {', '.join(sorted(unknown))} is not in recipes")
         _require(
             self.engine.backend != "tensorrt_llm" or self.eval.scored == 0,
             "eval.scored: must be 0 with engine.backend tensorrt_llm: trtllm-serve scores no prompts",

@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
     params = load_params()
     found = examine(params)
-    missing = [name for name in (params.engine.backend, "vllm") if not found["backends"][name]["available"]]
+    needed = sorted({str(params.engine.backend), "vllm"})
+    missing = [name for name in needed if not found["backends"][name]["available"]]
     if args.json:
         print(json.dumps(found | {"missing": missing}, indent=2, ensure_ascii=False))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 from pipeline.errors import ServerError
@@ -21,6 +22,21 @@ def vllm_dtype(baseline: Baseline, gpu: bool) -> str:
     return "float16" if gpu else "float32"
 
 
+def vllm_devices(baseline: Baseline) -> int:
+    """How many GPUs the server spans: its tensor and pipeline parallel sizes, from ``extra_args``. Raises ServerError
+    for a size that is no number."""
+    spans = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"))
+    words = [part for word in baseline.extra_args for part in word.split("=", 1)]
+    devices = 1
+    for names in spans:
+        for name, size in pairwise(words):
+            if name in names:
+                if not size.isdecimal():
+                    raise ServerError(f"baseline.extra_args: {name} {size!r} is no number", "correct it in params.yaml")
+                devices *= int(size)
+    return devices
+
+
 def vllm_command(
     baseline: Baseline, checkpoint: Path, *, name: str, model: str, port: int, max_tokens: int, gpu: bool
 ) -> ServerCommand:
@@ -36,9 +52,12 @@ def vllm_command(
         "--no-enable-prefix-caching",  # the repeat must compute again what the first pass computed
         "--disable-uvicorn-access-log",
     ]
+    if baseline.tensor_parallel_size > 1:
+        argv += ["--tensor-parallel-size", str(baseline.tensor_parallel_size)]
     if not gpu:
         argv.append("--enforce-eager")  # compiling takes a minute on two cores and gains a tenth
-    return ServerCommand(name, (*argv, *baseline.extra_args), port, {**_ENV, **baseline.env})
+    env = {**_ENV, **baseline.env}
+    return ServerCommand(name, (*argv, *baseline.extra_args), port, env, baseline.tensor_parallel_size)
 
 
 def _binary(baseline: Baseline) -> str:
