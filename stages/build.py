@@ -41,7 +41,8 @@ def main() -> None:
     with atomic_folder(Path("engines") / name) as part:
         inputs = BuildInputs(CHECKPOINT, PLAIN, None if recipe is None else quantized, recipe, params.engine, platform)
         build = backend.compile_engine(inputs, part)
-        _copy_tokenizer(part / "tokenizer")
+        if not (part / "tokenizer").exists():  # a backend that needs it in another form has written it
+            _copy_tokenizer(part / "tokenizer")
         description = {
             "name": name,
             "recipe": None if recipe is None else name,

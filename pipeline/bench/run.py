@@ -45,7 +45,7 @@ def bench_arm(
         with serve() as server:
             model, alive = served_model(server), True
             while left and alive:
-                load = left.pop(0)
+                load = left.pop(0).speaking(server.dialect)
                 _warm_up(server, model, load, setting)
                 run = _run(server, model, load, setting, repeat)
                 alive = healthy(server)
@@ -67,7 +67,7 @@ def _warm_up(server: Server, model: str, load: Load, setting: Setting) -> None:
 
 def _run(server: Server, model: str, load: Load, setting: Setting, repeat: int) -> Run:
     bench = setting.bench
-    shares = parts(load, server.url, model, bench.timeout_s, bench.workers or workers_for(load))
+    shares = parts(load, server.urls, model, bench.timeout_s, bench.workers or workers_for(load))
     telemetry = Telemetry(server, setting.nvml)
     with telemetry.sampling(bench.telemetry_s) as snapshots:
         start, driven = setting.workers.run(shares)

@@ -12,7 +12,7 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -41,8 +41,10 @@ def workers_for(load: Load) -> int:
     return min(max(1, math.ceil(wanted)), os.cpu_count() or 1)
 
 
-def parts(load: Load, url: str, model: str, timeout_s: float, workers: int) -> list[Part]:
-    """A load's shares: every ``workers``-th request each, or the slots spread evenly."""
+def parts(load: Load, url: str | Sequence[str], model: str, timeout_s: float, workers: int) -> list[Part]:
+    """A load's shares: every ``workers``-th request each, or the slots spread evenly; over several servers evenly."""
+    urls = [url] if isinstance(url, str) else list(url)
+    workers = len(urls) * math.ceil(workers / len(urls))
     found = []
     for turn in range(min(workers, load.concurrency or len(load.requests) or 1)):
         slots = load.concurrency // workers + (turn < load.concurrency % workers)
@@ -52,7 +54,7 @@ def parts(load: Load, url: str, model: str, timeout_s: float, workers: int) -> l
             load.requests[turn::workers] if load.due is not None else load.requests[begin:] + load.requests[:begin]
         )
         due = None if load.due is None else load.due[turn::workers]
-        found.append(Part(url, model, requests, due, slots, load.seconds, timeout_s))
+        found.append(Part(urls[turn % len(urls)], model, requests, due, slots, load.seconds, timeout_s))
     return found
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     "onnxruntime": "pipeline.engines.onnxruntime",
+    "vllm": "pipeline.engines.vllm",
+    "tensorrt_llm": "pipeline.engines.tensorrt_llm",
 }
 
 

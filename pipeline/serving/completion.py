@@ -21,6 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ServerError
+from pipeline.serving.dialects import Dialect, trtllm_body
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, ClientTimeout
@@ -48,9 +49,12 @@ class CompletionRequest:
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    dialect: Dialect = "vllm"
 
     def body(self, model: str) -> dict[str, Any]:
         """The JSON body. Everything that could change greedy decoding is said explicitly."""
+        if self.dialect == "trtllm-serve":
+            return trtllm_body(self, model)
         return {
             "model": model,
             "prompt": list(self.prompt_token_ids),

@@ -69,6 +69,9 @@ class Project:
     def json(self, path: str) -> Any:
         return json.loads((self.folder / path).read_text())
 
+    def lines(self, path: str) -> list[Any]:
+        return [json.loads(line) for line in (self.folder / path).read_text().splitlines()]
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:

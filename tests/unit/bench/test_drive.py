@@ -138,7 +138,7 @@ def test_a_closed_loop_keeps_its_slots_busy_and_marks_its_burst() -> None:
     with scripted(lambda _body: [0.05, *GOOD]) as (url, seen):
         samples = drive(closed(url, slots=3, seconds=0.6)).samples
     assert sum(sample.burst for sample in samples) == 3
-    assert len(samples) == len(seen) > 6
+    assert len(samples) == len(seen) > 3
     assert all(sample.sent_s < 0.6 and sample.due_s <= sample.sent_s for sample in samples)
     in_flight = [sum(one.sent_s < other.end_s and other.sent_s <= one.sent_s for other in samples) for one in samples]
     assert max(in_flight) == 3  # all slots busy, none with two requests

@@ -138,3 +138,11 @@ def test_prompts_go_round_when_a_load_asks_for_more() -> None:
     assert names[:7] == names[7:14]
     order = random.Random(5)
     assert [one.id for one in replace(PROMPTS).shuffled(order)] != [item.id for item in ITEMS]
+
+
+def test_a_load_can_be_said_in_the_words_of_trtllm_serve() -> None:
+    """Its documented fields: greedy by top_k 1, and no end token of its own."""
+    made = load.constant(PROMPTS, rate=10, seconds=1, seed=1)
+    body = made.speaking("trtllm-serve").requests[0].body("m")
+    assert (body["top_k"], body["ignore_eos"], "temperature" in body) == (1, True, False)
+    assert made.speaking("vllm") == made
