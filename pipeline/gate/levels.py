@@ -23,6 +23,7 @@ Outcome = Literal["met", "not met", "not enough", "absent", "invalid"]
 UNITS = {"error_rate": "%", "cpu_growth": "%", "cost": "per 1M tokens"}
 GRAVITY: tuple[Outcome, ...] = ("met", "not enough", "absent", "not met", "invalid")
 RUN_BENCH = "set bench.kinds in params.yaml and run `dvc repro`"
+AGAIN = "measure again, `dvc repro --force --single-item bench`, then `dvc repro`"
 
 
 @dataclass(frozen=True)
@@ -96,22 +97,35 @@ def _find(
     """What there is to judge, point by point; never empty."""
     if bench is None:
         return [_Found(outcome="absent", detail=f"this arm was not benched: {RUN_BENCH}")]
-    if bench["engine_digest"] != digest:
-        detail = f"the bench is of engine {bench['engine_digest']}, not of {digest}: run it again"
-        return [_Found(outcome="invalid", detail=detail)]
     runs = [run for run in bench["runs"] if run["load"] == level.load]
     if not runs:
         return [_Found(outcome="absent", detail=f"the load `{level.load}` was not run: add it to bench.kinds")]
-    if lagged := [run for run in runs if not run["client"]["valid"]]:
-        return [_Found(outcome="invalid", detail=f"{lagged[0]['point']}: {lagged[0]['client']['why']}")]
+    if problem := _invalid(runs, service, bench, digest):
+        return [_Found(outcome="invalid", detail=f"{problem}: {AGAIN}")]
     if level.measure == "cost":
         return [_cost(bench, service, prices)]
-    chosen = runs
     if level.load == "sweep":
         best = capacity(runs, service.share)
         assert best is not None
-        chosen = points(runs, "sweep")[best.point]
-    return [_measured(level, rows) for rows in points(chosen, str(level.load)).values()]
+        runs = points(runs, "sweep")[best.point]
+    return [_measured(level, rows) for rows in points(runs, str(level.load)).values()]
+
+
+def _invalid(runs: Sequence[Run], service: Service, bench: Mapping[str, Any], digest: str | None) -> str:
+    """Why these runs are no evidence; empty when they are."""
+    if bench["engine_digest"] != digest:
+        return f"the bench is of engine {bench['engine_digest']}, not of {digest}"
+    if (counted := _counting(service)) != {key: bench["service"][key] for key in counted}:
+        return "service.good or service.share changed after the bench"
+    return next((f"{run['point']}: {run['client']['why']}" for run in runs if not run["client"]["valid"]), "")
+
+
+def _counting(service: Service) -> dict[str, Any]:
+    """What a bench counted by, as its bench.json holds it."""
+    good = {
+        name: None if limit is None else format(limit.normalize(), "f") for name, limit in vars(service.good).items()
+    }
+    return {"good": good, "share": format(service.share.normalize(), "f")}
 
 
 def _measured(level: Level, rows: Sequence[Run]) -> _Found:

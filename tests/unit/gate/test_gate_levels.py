@@ -20,7 +20,7 @@ from pipeline.gate.evidence import Evidence
 from pipeline.gate.levels import Judged, judge_levels
 from pipeline.gate.policy import MetricRule, Policy, load_policy
 from pipeline.gate.repeats import over_repeats
-from pipeline.gate.service import PRESETS, Level, Service
+from pipeline.gate.service import PRESETS, Good, Level, Service
 from pipeline.gate.verdict import decide
 
 PRICES = Prices(hourly={"cpu": Decimal("0.36"), "NVIDIA H200": Decimal(4)})
@@ -44,7 +44,9 @@ def run(load: str = "sweep", repeat: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def bench(*runs: dict[str, Any], digest: str | None = DIGEST, **more: Any) -> dict[str, Any]:
-    return {"arm": "int8", "engine_digest": digest, "device": {"gpu": None}, "devices": 1, "runs": list(runs), **more}
+    service = Policy().plain()["service"]
+    about = {"arm": "int8", "engine_digest": digest, "device": {"gpu": None}, "devices": 1, "service": service}
+    return {**about, "runs": list(runs), **more}
 
 
 def three(load: str = "sweep", **more: Any) -> list[dict[str, Any]]:
@@ -196,10 +198,19 @@ def test_a_client_that_lagged_is_invalid_and_another_engine_too() -> None:
     lagged = three()
     lagged[1]["client"] = {"valid": False, "why": "requests were sent late"}
     found = judge(SPEED, *lagged)
-    assert (found.outcome, found.detail) == ("invalid", "sweep 8: requests were sent late")
+    assert found.outcome == "invalid"
+    assert found.detail.startswith("sweep 8: requests were sent late: measure again")
     (other,) = judge_levels(Service(levels={"s": SPEED}), bench(*three(), digest="sha256:old"), PRICES, 0.95, DIGEST)
     assert other.outcome == "invalid"
     assert "the bench is of engine sha256:old, not of sha256:engine" in other.detail
+
+
+def test_a_bench_that_counted_otherwise_is_invalid() -> None:
+    for service in (Service(good=Good(ttft_ms=Decimal(500))), Service(share=Decimal(90))):
+        (found,) = judge_levels(replace(service, levels={"s": SPEED}), bench(*three()), PRICES, 0.95, DIGEST)
+        assert (found.outcome, "changed after the bench" in found.detail) == ("invalid", True)
+    same = Service(good=Good(ttft_ms=Decimal("1000.0")), share=Decimal("95.00"), levels={"s": SPEED})
+    assert judge_levels(same, bench(*three()), PRICES, 0.95, DIGEST)[0].outcome == "met"
 
 
 def test_what_was_not_measured_is_absent() -> None:
