@@ -1,0 +1,192 @@
+"""A batch as one row of tokens with nothing padded, so that no padding can enter a statistic.
+
+Linear layers, norms and experts treat each token alone, so samples of any length may stand one after the other in
+one row ``[1, tokens]``. Attention must not look across samples: our attention function cuts the row into samples,
+gives them a common length for PyTorch's causal kernel, and joins the results. Padding exists only inside it, after
+the quantizers of keys and values have seen the real tokens; and a causal kernel never looks at what follows.
+
+Not every architecture allows this (state-space layers, attention that ignores the interface of transformers), so
+``check_packing`` tries it on two samples before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IMPLEMENTATION = "enginegate_packed"
+# Relative error of the final hidden states, packed against alone. A sample that sees its neighbour is off by tens of
+# per cent; float32 differs by about 1e-6, bfloat16 by about 1e-2 after tens of layers.
+TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One batch on its way to the model; all are int64 tensors on one device.
+
+    ``input_ids`` and ``position_ids``: ``[1, tokens]``. ``padded``: for each place of a ``[samples, longest]`` grid
+    the token of the row that stands there (after a sample's end its last token), ``joined``: for each token of the row
+    its place in the grid; both None when all samples are equally long and the grid is a view.
+    """
+
+    input_ids: Any
+    position_ids: Any
+    padded: Any
+    joined: Any
+    samples: int
+    longest: int
+
+    def on(self, device: Any) -> Packed:
+        """The same on ``device``, copied without waiting where the memory is pinned."""
+        moved = {
+            name: tensor.to(device, non_blocking=True)
+            for name in ("input_ids", "position_ids", "padded", "joined")
+            if (tensor := getattr(self, name)) is not None
+        }
+        return replace(self, **moved)
+
+
+def pack(rows: Sequence[NDArray[np.int32]], pinned: bool = False) -> Packed:
+    """The samples ``rows`` one after the other, on the host (in page-locked memory if ``pinned``)."""
+    import torch
+
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    longest = int(lengths.max())
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    offsets = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+
+    def tensor(array: NDArray[Any]) -> Any:
+        found = torch.from_numpy(array.astype(np.int64))
+        return found.pin_memory() if pinned else found
+
+    padded = joined = None
+    if (lengths != longest).any():
+        within = np.minimum(np.arange(longest)[None, :], lengths[:, None] - 1)
+        padded = tensor((starts[:, None] + within).reshape(-1))
+        joined = tensor(np.repeat(np.arange(len(rows)) * longest, lengths) + offsets)
+    return Packed(
+        tensor(np.concatenate(rows)[None, :]), tensor(offsets[None, :]), padded, joined, len(rows), longest
+    )
+
+
+class PackedForward:
+    """Runs a model's body on packed batches. ``with`` sets our attention, and puts the model's own back."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+        self._batch: Packed | None = None
+
+    def __call__(self, batch: Packed) -> Any:
+        """The output of the body for one packed batch."""
+        self._batch = batch
+        try:
+            return self._body(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
+        finally:
+            self._batch = None
+
+    def __enter__(self) -> PackedForward:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(IMPLEMENTATION, _attend)
+        _ACTIVE.append(self)
+        self._before = self._body.config._attn_implementation
+        self._body.set_attn_implementation(IMPLEMENTATION)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._body.set_attn_implementation(self._before)
+        _ACTIVE.remove(self)
+
+    def attend(
+        self,
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        sliding_window: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, None]:
+        """Query, key and value: ``[1, heads, tokens, size]``; returns ``[1, tokens, heads, size]``."""
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+        if self._batch is None or attention_mask is not None or unknown or not getattr(module, "is_causal", True):
+            raise NotImplementedError(f"attention that is more than causal: {', '.join(unknown) or 'a mask'}")
+        batch = self._batch.on(query.device)
+
+        def cut(states: Any) -> Any:
+            rows = states[0] if batch.padded is None else states[0].index_select(1, batch.padded)
+            return rows.unflatten(1, (batch.samples, batch.longest)).transpose(0, 1)
+
+        mask = None
+        if sliding_window is not None and sliding_window < batch.longest:
+            mask = _window(batch.longest, sliding_window, query.device)
+        attended, _ = sdpa_attention_forward(
+            module, cut(query), cut(key), cut(value), mask, scaling=kwargs.get("scaling"), is_causal=mask is None
+        )
+        row = attended.flatten(0, 1)
+        return (row if batch.joined is None else row.index_select(0, batch.joined))[None], None
+
+
+# One function is registered, once and for all: ModelOpt puts wrappers around whatever it finds under the name.
+_ACTIVE: list[PackedForward] = []
+
+
+def _attend(*args: Any, **kwargs: Any) -> tuple[Any, None]:
+    return _ACTIVE[-1].attend(*args, **kwargs)
+
+
+def _window(length: int, window: int, device: Any) -> Any:
+    import torch
+
+    place = torch.arange(length, device=device)
+    behind = place[:, None] - place[None, :]
+    return ((behind >= 0) & (behind < window))[None, None]
+
+
+def check_packing(body: Any, rows: Sequence[NDArray[np.int32]], device: Any) -> str | None:
+    """Why ``body`` cannot take packed samples; None if it can.
+
+    Two samples go through it one by one with its own attention and then packed in both orders; the final hidden
+    states must be the same but for rounding.
+    """
+    import torch
+
+    tolerance = TOLERANCE.get(str(next(body.parameters()).dtype).removeprefix("torch."), 5e-2)
+    with torch.no_grad():
+        alone = [
+            _hidden(body(input_ids=torch.from_numpy(row.astype(np.int64))[None].to(device), use_cache=False))
+            for row in rows
+        ]
+        for order in ((0, 1), (1, 0)):
+            try:
+                with PackedForward(body) as forward:
+                    together = _hidden(forward(pack([rows[place] for place in order]).on(device)))
+            except (NotImplementedError, TypeError, ValueError) as error:
+                return f"{type(error).__name__}: {error}"
+            expected = torch.cat([alone[place] for place in order])
+            error_size = float((together - expected).norm() / expected.norm())
+            if not error_size <= tolerance:
+                return f"hidden states of packed samples differ by {100 * error_size:.3g} %"
+    return None
+
+
+def _hidden(output: Any) -> Any:
+    return output[0][0].float()
+
+
+@contextlib.contextmanager
+def rectangular(body: Any) -> Iterator[Any]:
+    """The same as PackedForward for samples of one length and any model: rows ``[samples, length]``, no packing."""
+
+    def forward(batch: Packed) -> Any:
+        ids = batch.input_ids.view(batch.samples, batch.longest)
+        return body(input_ids=ids, use_cache=False)
+
+    yield forward
