@@ -18,25 +18,27 @@ class Samples:
     """Token ids of all samples in one array: four bytes a token, where lists of Python integers take about forty."""
 
     def __init__(self, rows: Iterable[Sequence[int]]) -> None:
-        self._rows = [np.asarray(row, dtype=np.int32) for row in rows]
-        self.lengths: NDArray[np.int64] = np.array([len(row) for row in self._rows], dtype=np.int64)
+        found = [np.asarray(row, dtype=np.int32) for row in rows]
+        self.lengths: NDArray[np.int64] = np.array([len(row) for row in found], dtype=np.int64)
+        self._starts = np.cumsum(self.lengths) - self.lengths
+        self._flat = np.concatenate(found) if found else np.empty(0, np.int32)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.lengths)
 
     def __getitem__(self, place: int) -> NDArray[np.int32]:
-        return self._rows[place]
+        start = self._starts[place]
+        return self._flat[start : start + self.lengths[place]]
 
     @property
     def tokens(self) -> int:
         """How many tokens there are in all samples."""
-        return int(self.lengths.sum())
+        return len(self._flat)
 
     def digest(self) -> str:
         """``sha256:`` over the lengths and the token ids, in order."""
         found = hashlib.sha256(self.lengths.tobytes())
-        for row in self._rows:
-            found.update(row.tobytes())
+        found.update(self._flat.tobytes())
         return "sha256:" + found.hexdigest()
 
 

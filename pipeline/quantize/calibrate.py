@@ -8,9 +8,10 @@ the loop, twice, and no state of it can be saved.
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.errors import QuantizationError
@@ -22,13 +23,23 @@ from pipeline.quantize.recipes import Recipe
 from pipeline.quantize.resume import Resume, Saved
 from pipeline.quantize.statistics import Maxima, enabled_quantizers
 
-BUDGET = {"cuda": 32768, "cpu": 4096}  # tokens of a forward pass: enough to keep the device busy
+
+
+def usual_budget(width: int, tokens: int, cuda: bool) -> int:
+    """Tokens of a forward pass when nobody says: enough to keep the device busy, and 16 batches at least.
+
+    ``width`` is the model's hidden size. On a GPU a batch of 2**27 numbers a layer (32768 tokens of a 7B model) hides
+    the launches; on a CPU a few thousand tokens are as fast as more.
+    """
+    most = min(131072, 2**27 // width) if cuda else 4096
+    return max(1024, min(most, tokens // 16))
 
 
 @dataclass
 class Calibration:
     """How a calibration went, for the census. ``batching``: ``packed`` or ``equal lengths``, with ``why`` not packed.
-    ``out_of_memory``: each time the token budget was halved. ``never_called``: quantizers that no sample reached."""
+    ``out_of_memory``: each time the token budget was halved. ``never_called``: quantizers that no sample reached.
+    ``seconds``: of the passes over the samples in this process."""
 
     samples: int
     tokens: int
@@ -36,9 +47,17 @@ class Calibration:
     budget: int
     batching: str
     why: str | None = None
-    resumed_batches: int = 0
     out_of_memory: list[dict[str, int]] = field(default_factory=list)
     never_called: list[str] = field(default_factory=list)
+    resumed_batches: int = 0
+    seconds: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """What belongs into the census: the same whether or not the run was killed and resumed."""
+        found = asdict(self)
+        for key in ("resumed_batches", "seconds", "never_called"):
+            del found[key]
+        return found
 
 
 def quantize_model(
@@ -94,7 +113,9 @@ class _Run:
             self._device = type(self._device)("cpu")
         self._body = model.base_model
         self._passes = 0
-        self.budget = budget or BUDGET.get(self._device.type, BUDGET["cpu"])
+        self._maxima: Maxima | None = None  # AWQ keeps its own statistics
+        width = model.get_input_embeddings().weight.shape[1]
+        self.budget = budget or usual_budget(width, samples.tokens, self._device.type == "cuda")
         order = sorted(range(len(samples)), key=lambda place: (-samples.lengths[place], place))
         pair = [samples[order[0]], samples[order[-1]]]
         why = check_packing(self._body, pair, self._device)
@@ -118,6 +139,8 @@ class _Run:
         self.outcome.resumed_batches = len(self._batches) - len(left)
         mine = share(self._batches, left, self._ranks.size)[self._ranks.rank]
         state = Saved(maxima.values, maxima.called, done)
+        started = time.perf_counter()
+        self._maxima = maxima
         with maxima.watching():
             for number in self._run(mine, already=self.outcome.resumed_batches):
                 done.add(number)
@@ -128,14 +151,17 @@ class _Run:
         maxima.check_finite()
         self._ranks.merge(maxima)
         self._ranks.leave()
+        self.outcome.seconds = time.perf_counter() - started
         self.outcome.never_called = sorted(set(maxima.watched) - maxima.called)
         return maxima
 
     def search(self, model: Any) -> None:
         """A pass of ModelOpt's own, which keeps its own statistics."""
         self._passes += 1
+        started = time.perf_counter()
         for _ in self._run(range(len(self._batches)), f"pass {self._passes}, ", model):
             pass
+        self.outcome.seconds += time.perf_counter() - started
 
     def _load(self, maxima: Maxima, resume: Resume | None) -> set[int]:
         if resume is None:
@@ -211,9 +237,13 @@ class _Run:
 
         try:
             forward(packed)
+            if self._maxima is not None:
+                self._maxima.keep()
             return
         except torch.OutOfMemoryError as error:
             part, message = piece.part, str(error).splitlines()[0]
+        if self._maxima is not None:
+            self._maxima.forget()
         if self._recipe.algorithm == "awq":
             raise OutOfMemoryInSearch(part.size, message)
         if len(part.places) == 1:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,30 +24,26 @@ IMPLEMENTATION = "enginegate_packed"
 TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 5e-2}
 
 
-@dataclass(frozen=True)
 class Packed:
-    """One batch on its way to the model; all are int64 tensors on one device.
+    """One batch on its way to the model: int64 tensors that share one ``buffer``, so that one copy moves them all.
 
     ``input_ids`` and ``position_ids``: ``[1, tokens]``. ``padded``: for each place of a ``[samples, longest]`` grid
     the token of the row that stands there (after a sample's end its last token), ``joined``: for each token of the row
     its place in the grid; both None when all samples are equally long and the grid is a view.
     """
 
-    input_ids: Any
-    position_ids: Any
-    padded: Any
-    joined: Any
-    samples: int
-    longest: int
+    def __init__(self, buffer: Any, tokens: int, samples: int, longest: int) -> None:
+        self.buffer, self.tokens, self.samples, self.longest = buffer, tokens, samples, longest
+        self.input_ids, self.position_ids = buffer[:tokens][None], buffer[tokens : 2 * tokens][None]
+        even = tokens == samples * longest
+        self.joined = None if even else buffer[2 * tokens : 3 * tokens]
+        self.padded = None if even else buffer[3 * tokens :]
 
     def on(self, device: Any) -> Packed:
         """The same on ``device``, copied without waiting where the memory is pinned."""
-        moved = {
-            name: tensor.to(device, non_blocking=True)
-            for name in ("input_ids", "position_ids", "padded", "joined")
-            if (tensor := getattr(self, name)) is not None
-        }
-        return replace(self, **moved)
+        if self.buffer.device == device:
+            return self
+        return Packed(self.buffer.to(device, non_blocking=True), self.tokens, self.samples, self.longest)
 
 
 def pack(rows: Sequence[NDArray[np.int32]], pinned: bool = False) -> Packed:
@@ -56,22 +51,17 @@ def pack(rows: Sequence[NDArray[np.int32]], pinned: bool = False) -> Packed:
     import torch
 
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    longest = int(lengths.max())
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    offsets = np.arange(lengths.sum()) - np.repeat(starts, lengths)
-
-    def tensor(array: NDArray[Any]) -> Any:
-        found = torch.from_numpy(array.astype(np.int64))
-        return found.pin_memory() if pinned else found
-
-    padded = joined = None
-    if (lengths != longest).any():
+    tokens, longest = int(lengths.sum()), int(lengths.max())
+    starts = np.cumsum(lengths) - lengths
+    offsets = np.arange(tokens) - np.repeat(starts, lengths)
+    parts = [np.concatenate(rows), offsets]
+    if tokens != len(rows) * longest:
         within = np.minimum(np.arange(longest)[None, :], lengths[:, None] - 1)
-        padded = tensor((starts[:, None] + within).reshape(-1))
-        joined = tensor(np.repeat(np.arange(len(rows)) * longest, lengths) + offsets)
-    return Packed(
-        tensor(np.concatenate(rows)[None, :]), tensor(offsets[None, :]), padded, joined, len(rows), longest
-    )
+        parts.append(np.repeat(np.arange(len(rows)) * longest, lengths) + offsets)
+        parts.append((starts[:, None] + within).reshape(-1))
+    buffer = torch.empty(sum(map(len, parts)), dtype=torch.int64, pin_memory=pinned)
+    np.concatenate(parts, out=buffer.numpy())
+    return Packed(buffer, tokens, len(rows), longest)
 
 
 class PackedForward:

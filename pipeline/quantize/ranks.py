@@ -54,6 +54,8 @@ class Ranks:
             backend = "cpu:gloo,cuda:nccl"
         try:
             dist.init_process_group(backend, timeout=datetime.timedelta(seconds=self.wait_s))
+            # A link that does not work shows now rather than after the last batch.
+            dist.all_reduce(torch.zeros(1, device=self._device))
         except (RuntimeError, ValueError) as error:
             raise self._lost(error) from error
 
@@ -85,8 +87,7 @@ class Ranks:
                 value = maxima.values.get(name)
                 parts.append(torch.full((count,), -1.0) if value is None else value.float().reshape(-1).cpu())
         called = torch.tensor([float(name in maxima.called) for name in watched])
-        device = f"cuda:{self.local}" if torch.cuda.is_available() else "cpu"
-        together = torch.cat([*parts, called]).to(device)
+        together = torch.cat([*parts, called]).to(self._device)
         try:
             # Waits on the host first, where the time limit names who is missing; NCCL's own would end the process.
             dist.monitored_barrier(_host_group(), timeout=datetime.timedelta(seconds=self.wait_s))
@@ -114,6 +115,12 @@ class Ranks:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
             _GROUPS.clear()
+
+    @property
+    def _device(self) -> str:
+        import torch
+
+        return f"cuda:{self.local}" if torch.cuda.is_available() else "cpu"
 
     def _lost(self, error: Exception) -> QuantizationError:
         return QuantizationError(
