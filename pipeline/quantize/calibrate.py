@@ -26,13 +26,13 @@ from pipeline.quantize.statistics import Maxima, enabled_quantizers
 
 
 def usual_budget(width: int, tokens: int, cuda: bool) -> int:
-    """Tokens of a forward pass when nobody says: enough to keep the device busy, and 16 batches at least.
+    """Tokens of a forward pass when nobody says: enough to keep the device busy, and 8 batches at least.
 
     ``width`` is the model's hidden size. On a GPU a batch of 2**27 numbers a layer (32768 tokens of a 7B model) hides
     the launches; on a CPU a few thousand tokens are as fast as more.
     """
     most = min(131072, 2**27 // width) if cuda else 4096
-    return max(1024, min(most, tokens // 16))
+    return max(1024, min(most, tokens // 8))
 
 
 @dataclass

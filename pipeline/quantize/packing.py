@@ -111,8 +111,10 @@ class PackedForward:
         batch = self._batch.on(query.device)
 
         def cut(states: Any) -> Any:
-            rows = states[0] if batch.padded is None else states[0].index_select(1, batch.padded)
-            return rows.unflatten(1, (batch.samples, batch.longest)).transpose(0, 1)
+            # By token, as the projections wrote them: whole rows are copied, not pieces of each head.
+            tokens = states[0].transpose(0, 1)
+            grid = tokens if batch.padded is None else tokens.index_select(0, batch.padded)
+            return grid.unflatten(0, (batch.samples, batch.longest)).transpose(1, 2)
 
         mask = None
         if sliding_window is not None and sliding_window < batch.longest:
