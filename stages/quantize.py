@@ -14,9 +14,10 @@ from pipeline.data.sampling import read_calibration
 from pipeline.files import atomic_folder, read_json, write_json
 from pipeline.params import Params, load_params
 from pipeline.quantize.batches import Samples
-from pipeline.quantize.calibrate import Calibration, OutOfMemoryInSearch, quantize_model
+from pipeline.quantize.calibrate import Calibration, OutOfMemoryInSearch, quantize_model, usual_budget
 from pipeline.quantize.census import check_export, refuse_unsound, take_census
-from pipeline.quantize.load import load_for_calibration
+from pipeline.quantize.load import check_offload, load_for_calibration
+from pipeline.quantize.memory import text_config
 from pipeline.quantize.probe import probe_model
 from pipeline.quantize.ranks import Ranks, launch
 from pipeline.quantize.recipes import Recipe, load_recipe
@@ -65,7 +66,8 @@ def main() -> None:
 def _calibrated(
     params: Params, recipe: Recipe, samples: Samples, resume: Resume, ranks: Ranks
 ) -> tuple[Any, Calibration | None]:
-    budget = params.calib.batch_tokens or BUDGET["cuda" if _gpus() else "cpu"]
+    width = text_config(CHECKPOINT).get("hidden_size") or 4096
+    budget = params.calib.batch_tokens or usual_budget(width, samples.tokens, _gpus() > 0)
     while True:
         model = load_for_calibration(
             CHECKPOINT,
@@ -78,7 +80,7 @@ def _calibrated(
             offload=STATE / "offload" if params.calib.device_map else None,
         )
         try:
-            # Of one algorithm only the first search is lost; the others resume within it.
+            check_offload(model, recipe)
             recipe.check_patterns(name for name, _ in model.named_modules())
             return model, quantize_model(model, recipe, samples, budget, resume, ranks)
         except OutOfMemoryInSearch as error:
@@ -86,6 +88,7 @@ def _calibrated(
                 raise
             budget = max(int(max(samples.lengths)), error.size // 2)
             print(f"{error.message}: starting again with {budget} tokens a batch")
+        del model  # before it is loaded again
 
 
 def _gpus() -> int:

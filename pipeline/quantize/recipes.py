@@ -95,6 +95,8 @@ class Recipe:
 
         config: dict[str, Any] = copy.deepcopy(self._base())
         entries = config["quant_cfg"]
+        # A recipe speaks of linear layers; by default ModelOpt would quantise the inputs of LayerNorm as well.
+        entries.append({"quantizer_name": "*", "parent_class": "nn.LayerNorm", "enable": False})
         if self.include:
             general = [entry for entry in entries if entry["quantizer_name"].startswith("*") and entry.get("cfg")]
             place = entries.index(general[0])

@@ -25,12 +25,18 @@ class Maxima:
 
     def __init__(self, model: Any, per_channel: bool) -> None:
         self._quantizers = enabled_quantizers(model)
-        self._per_channel = {name for name in self._quantizers if per_channel and name.endswith(".input_quantizer")}
         self._model = model
+        self._per_channel = {name for name in self._quantizers if per_channel and self._of_linear(name)}
         self._last: tuple[Any, int, bool, Any] | None = None
         self._batch: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self.called: set[str] = set()
+
+    def _of_linear(self, quantizer: str) -> bool:
+        from modelopt.torch.quantization.utils import is_quantized_linear
+
+        parent, _, kind = quantizer.rpartition(".")
+        return kind == "input_quantizer" and bool(is_quantized_linear(self._model.get_submodule(parent)))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -129,7 +135,8 @@ class Maxima:
         found = {}
         for name in sorted(self._quantizers):
             parent = self._model.get_submodule(name.rpartition(".")[0])
-            found[name] = 0 if is_weight(name) else parent.in_features if name in self._per_channel else 1
+            # The inputs of a linear layer are the last axis of its weight, transposed or not.
+            found[name] = 0 if is_weight(name) else parent.weight.shape[-1] if name in self._per_channel else 1
         return found
 
     def give_to_modelopt(self, model: Any) -> None:
