@@ -235,6 +235,9 @@ class _Run:
         """One forward pass; where the memory is short the same samples again in smaller parts."""
         import torch
 
+        if len(split(piece.part, self._samples.lengths, self.budget)) > 1:  # the budget fell since it was packed
+            self._in_parts(forward, piece)
+            return
         try:
             forward(packed)
             if self._maxima is not None:
@@ -257,9 +260,12 @@ class _Run:
         self.budget = min(self.budget, max(part.longest, part.size // 2))
         self.outcome.out_of_memory.append({"batch": piece.batch, "tokens": part.tokens, "budget": self.budget})
         print(f"out of memory at {part.size} tokens: going on with {self.budget}")
-        for smaller in split(part, self._samples.lengths, self.budget):
-            again = _Piece(piece.batch, smaller, last=False)
-            self._try(forward, again, self._pack(again, pinned=False).on(self._device))
+        self._in_parts(forward, piece)
+
+    def _in_parts(self, forward: Any, piece: _Piece) -> None:
+        for part in split(piece.part, self._samples.lengths, self.budget):
+            smaller = _Piece(piece.batch, part, last=False)
+            self._try(forward, smaller, self._pack(smaller, pinned=False).on(self._device))
 
 
 @dataclass(frozen=True)

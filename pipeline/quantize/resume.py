@@ -57,7 +57,8 @@ class Resume:
         from safetensors.torch import save
 
         done = torch.tensor(sorted(state.done), dtype=torch.int64)
-        tensors = {name: value.detach().contiguous().cpu() for name, value in state.values.items()} | {"done": done}
+        # Copies: q, k and v hold one tensor, and a file of safetensors holds none twice.
+        tensors = {name: value.to("cpu", copy=True) for name, value in state.values.items()} | {"done": done}
         notes = {
             "identity": canonical_json(self._identity).decode(),
             "called": "\n".join(sorted(state.called)),
