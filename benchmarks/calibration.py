@@ -25,14 +25,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import modelopt.torch.quantization.model_calib as steps  # before there is a model: see pipeline/quantize/load.py
 import numpy as np
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.quantize.batches import Samples
 from pipeline.quantize.calibrate import Calibration, quantize_model, usual_budget
 from pipeline.quantize.load import load_for_calibration
 from pipeline.quantize.ranks import Ranks
 from pipeline.quantize.recipes import load_recipe
+from pipeline.quantize.statistics import enabled_quantizers
 
 SHAPES = {
     "smollm2-135m": {
@@ -44,11 +47,10 @@ SHAPES = {
         "num_attention_heads": 32, "num_key_value_heads": 32, "tie_word_embeddings": False,
     },
 }  # fmt: skip
-GOALS = {"to_forward": 0.9, "to_quantizers": 0.9, "to_padding": 2.0}
 
 
 def draw(lengths: str, count: int, vocabulary: int, seed: int = 0) -> list[list[int]]:
-    """``count`` random samples: ``short`` (median 60 tokens), ``skewed`` (median 120, up to 2048), or all of one length."""
+    """``count`` random samples: ``short`` (median 60 tokens), ``skewed`` (median 120, up to 2048), or of one length."""
     source = np.random.default_rng(seed)
     if lengths == "short":
         sizes = np.clip(source.lognormal(np.log(60), 0.35, count), 16, 256)
@@ -63,8 +65,6 @@ def make(args: argparse.Namespace, local: int = 0) -> Any:
     """The model: a checkpoint, or random weights (bfloat16 on a GPU, float32 on a CPU), the same on every rank."""
     if args.checkpoint:
         return load_for_calibration(Path(args.checkpoint), "int8", 4096, local=local)
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
@@ -100,10 +100,6 @@ def ours(model: Any, args: argparse.Namespace, rows: list[list[int]], ranks: Ran
 
 def bare(model: Any, rows: list[list[int]], budget: int, batches: int, device: Any) -> tuple[float, float]:
     """Tokens a second of a bare forward pass, quantizers off and collecting: rectangles of the mean length."""
-    import modelopt.torch.quantization.model_calib as steps
-
-    from pipeline.quantize.statistics import enabled_quantizers
-
     length = round(sum(map(len, rows)) / len(rows))
     flat = np.concatenate([np.asarray(row) for row in rows])
     size = max(1, budget // length)
@@ -133,8 +129,6 @@ def bare(model: Any, rows: list[list[int]], budget: int, batches: int, device: A
 
 def padding(model: Any, rows: list[list[int]], budget: int, batches: int, device: Any) -> float:
     """Real tokens a second of the usual loop: fixed batches in the order of the set, all padded to its longest."""
-    import modelopt.torch.quantization.model_calib as steps
-
     longest = max(map(len, rows))
     size = max(1, budget // longest)
     steps.enable_stats_collection(model)
@@ -216,7 +210,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     speed = found.tokens / found.seconds
     forward, quantizers = bare(model, rows, args.budget, args.batches, device)
     result: dict[str, Any] = {
-        "model": args.checkpoint and Path(args.checkpoint).name or args.shape, "device": device.type,
+        "model": Path(args.checkpoint).name if args.checkpoint else args.shape, "device": device.type,
         "recipe": args.recipe, "lengths": args.lengths, "samples": len(rows), "tokens": found.tokens,
         "batches": found.batches, "budget": args.budget, "batching": found.batching,
         "loop_s": found.seconds, "with_modelopt_s": total, "tokens_per_s": speed,
@@ -239,7 +233,11 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             ours(once, args, few * times)
             peaks.append(peak_bytes(device))
             del once
-        result |= {"peak_gib": [round(peak / 2**30, 3) for peak in peaks], "weights_gib": round(weights / 2**30, 3), "peak_4n_to_n": peaks[1] / peaks[0]}
+        result |= {
+            "peak_gib": [round(peak / 2**30, 3) for peak in peaks],
+            "weights_gib": round(weights / 2**30, 3),
+            "peak_4n_to_n": peaks[1] / peaks[0],
+        }
     return result
 
 
@@ -259,8 +257,6 @@ def main() -> None:
     parser.add_argument("--scales-only", action="store_true", help="our loop alone, with a digest of the scales")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
-    import modelopt.torch.quantization  # noqa: F401 (before there is a model: see pipeline/quantize/load.py)
-
     result = scales_only(args) if args.scales_only else compare(args)
     if result is not None:
         print(json.dumps(result))

@@ -6,6 +6,7 @@ that many of itself with torchrun; under a launcher of your own it takes its pla
 ``artifacts/calibration/RECIPE/`` holds what a killed run resumes from.
 """
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pipeline.data.sampling import read_calibration
 from pipeline.files import atomic_folder, read_json, write_json
 from pipeline.params import Params, load_params
 from pipeline.quantize.batches import Samples
-from pipeline.quantize.calibrate import Calibration, OutOfMemoryInSearch, quantize_model, usual_budget
+from pipeline.quantize.calibrate import Calibration, SearchMemoryError, quantize_model, usual_budget
 from pipeline.quantize.census import check_export, refuse_unsound, take_census
 from pipeline.quantize.load import check_offload, load_for_calibration
 from pipeline.quantize.memory import text_config
@@ -26,6 +27,7 @@ from stages._main import stage
 
 CHECKPOINT = Path("artifacts/checkpoint")
 STATE = Path("artifacts/calibration")
+OFFLOAD = STATE / "offload"
 
 
 def main() -> None:
@@ -49,9 +51,11 @@ def main() -> None:
         "processes": ranks.size,
         "calibration": calibration.facts(),
     }
-    print(f"{name}: {census['quantized']} of {census['promised']} promised layers quantised on {census['tokens']} tokens")
-    write_json(STATE / f"{name}.census.json", census)  # also for a run that is refused
-    refuse_unsound(name, census, STATE / f"{name}.census.json")
+    counts = f"{census['quantized']} of {census['promised']} promised layers quantised on {census['tokens']} tokens"
+    print(f"{name}: {counts}")
+    kept = STATE / f"{name}.census.json"  # a run that is refused leaves it, beside its state
+    write_json(kept, census)
+    refuse_unsound(name, census, kept)
 
     from modelopt.torch.export import export_hf_checkpoint
 
@@ -61,6 +65,8 @@ def main() -> None:
         check_export(part / "checkpoint", census)
         write_json(part / "census.json", census)
     resume.clear()
+    kept.unlink()
+    shutil.rmtree(OFFLOAD, ignore_errors=True)
 
 
 def _calibrated(
@@ -77,13 +83,13 @@ def _calibrated(
             local=ranks.local,
             processes_here=ranks.size,
             trust_remote_code=params.model.trust_remote_code,
-            offload=STATE / "offload" if params.calib.device_map else None,
+            offload=OFFLOAD if params.calib.device_map else None,
         )
         try:
             check_offload(model, recipe)
             recipe.check_patterns(name for name, _ in model.named_modules())
-            return model, quantize_model(model, recipe, samples, budget, resume, ranks)
-        except OutOfMemoryInSearch as error:
+            return model, quantize_model(model, recipe, samples, budget, resume=resume, ranks=ranks)
+        except SearchMemoryError as error:
             if budget <= max(samples.lengths):
                 raise
             budget = max(int(max(samples.lengths)), error.size // 2)
@@ -94,7 +100,7 @@ def _calibrated(
 def _gpus() -> int:
     import torch
 
-    return torch.cuda.device_count()
+    return int(torch.cuda.device_count())
 
 
 if __name__ == "__main__":

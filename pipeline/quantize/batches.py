@@ -83,9 +83,7 @@ def split(batch: Batch, lengths: NDArray[np.int64], budget: int) -> list[Batch]:
     if batch.size <= budget or len(batch.places) == 1:
         return [batch]
     parts = plan(lengths[list(batch.places)], budget)
-    return [
-        Batch(tuple(batch.places[place] for place in part.places), part.tokens, part.longest) for part in parts
-    ]
+    return [Batch(tuple(batch.places[place] for place in part.places), part.tokens, part.longest) for part in parts]
 
 
 def share(batches: Sequence[Batch], numbers: Iterable[int], ranks: int) -> list[list[int]]:

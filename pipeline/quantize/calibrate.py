@@ -24,7 +24,6 @@ from pipeline.quantize.resume import Resume, Saved
 from pipeline.quantize.statistics import Maxima, enabled_quantizers
 
 
-
 def usual_budget(width: int, tokens: int, cuda: bool) -> int:
     """Tokens of a forward pass when nobody says: enough to keep the device busy, and 8 batches at least.
 
@@ -65,6 +64,7 @@ def quantize_model(
     recipe: Recipe,
     samples: Samples,
     budget: int | None = None,
+    *,
     resume: Resume | None = None,
     ranks: Ranks | None = None,
 ) -> Calibration | None:
@@ -138,7 +138,7 @@ class _Run:
         left = set(range(len(self._batches))) - self._ranks.agree(done)
         self.outcome.resumed_batches = len(self._batches) - len(left)
         mine = share(self._batches, left, self._ranks.size)[self._ranks.rank]
-        state = Saved(maxima.values, maxima.called, done)
+        state = Saved(done=done)
         started = time.perf_counter()
         self._maxima = maxima
         with maxima.watching():
@@ -188,7 +188,7 @@ class _Run:
 
     def _save(self, resume: Resume, state: Saved, maxima: Maxima) -> None:
         maxima.check_finite()  # now rather than after hours
-        state.values, state.budget = maxima.values, self.budget
+        state.values, state.called, state.budget = maxima.values, maxima.called, self.budget
         resume.save(self._ranks.rank, state)
 
     def _run(self, numbers: Any, note: str = "", model: Any = None, already: int = 0) -> Iterator[int]:
@@ -248,7 +248,7 @@ class _Run:
         if self._maxima is not None:
             self._maxima.forget()
         if self._recipe.algorithm == "awq":
-            raise OutOfMemoryInSearch(part.size, message)
+            raise SearchMemoryError(part.size, message)
         if len(part.places) == 1:
             raise QuantizationError(
                 f"a single sample of {part.tokens} tokens does not fit the memory ({message})",
@@ -281,7 +281,7 @@ class _Piece:
         return self.part.tokens
 
 
-class OutOfMemoryInSearch(QuantizationError):
+class SearchMemoryError(QuantizationError):
     """AWQ's sums were half updated: its passes must start again, with a smaller budget. ``size``: what did not fit."""
 
     def __init__(self, size: int, message: str) -> None:

@@ -90,13 +90,10 @@ def check_export(folder: Path, census: dict[str, Any]) -> None:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="np") as file:
             names.update(file.keys())
-    missing = [row["layer"] for row in census["layers"] if not _exported(row["layer"], "weight_scale", names)]
-    missing += [
-        row["layer"] for row in census["layers"] if "input_amax" in row and not _exported(row["layer"], "input_scale", names)
-    ]
-    kinds = ("k_scale", "v_scale")
-    for row in census["kv"]:
-        missing += [f"{row['layer']} {kind}" for kind in kinds if not _exported(row["layer"], kind, names)]
+    wanted = [(row["layer"], "weight_scale") for row in census["layers"]]
+    wanted += [(row["layer"], "input_scale") for row in census["layers"] if "input_amax" in row]
+    wanted += [(row["layer"], kind) for row in census["kv"] for kind in ("k_scale", "v_scale")]
+    missing = [f"{layer} {kind}" for layer, kind in wanted if not _exported(layer, kind, names)]
     if missing:
         raise QuantizationError(
             f"{folder}: {len(missing)} scales are missing from the export, first {missing[0]}",
@@ -119,7 +116,8 @@ def _quantizers(module: Any, kind: str) -> list[tuple[str, Any]]:
     return [
         (name, child)
         for name, child in module.named_modules()
-        if isinstance(child, TensorQuantizer) and name.split(".")[0].endswith((f"{kind}_quantizer", f"{kind}_quantizers"))
+        if isinstance(child, TensorQuantizer)
+        and name.split(".")[0].endswith((f"{kind}_quantizer", f"{kind}_quantizers"))
     ]
 
 
@@ -192,16 +190,18 @@ def _problem(amax: Any) -> str | None:
 
 def _outliers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
-    for key, words in (("input_amax", "input range"), ("weight_amax", "weight range")):
+    for key, what in (("input_amax", "input range against its kind"), ("weight_amax", "weight range against its kind")):
         kinds: dict[str, list[float]] = defaultdict(list)
         for row in rows:
             if key in row:
                 kinds[row["layer"].rpartition(".")[2]].append(row[key])
+        usual = {kind: statistics.median(values) for kind, values in kinds.items()}
         for row in rows:
-            usual = statistics.median(kinds.get(row["layer"].rpartition(".")[2]) or [0.0])
-            if usual > 0 and row.get(key, 0.0) > OUTLIER * usual:
-                found.append({"layer": row["layer"], "what": f"{words} against the median of its kind", "times": row[key] / usual})
+            middle = usual.get(row["layer"].rpartition(".")[2], 0.0)
+            if middle > 0 and row.get(key, 0.0) > OUTLIER * middle:
+                found.append({"layer": row["layer"], "what": what, "times": row[key] / middle})
     for row in rows:
         if row.get("channel_ratio", 0.0) > CHANNEL_OUTLIER:
-            found.append({"layer": row["layer"], "what": "largest input channel against the median", "times": row["channel_ratio"]})
+            what = "largest input channel against the median"
+            found.append({"layer": row["layer"], "what": what, "times": row["channel_ratio"]})
     return sorted(found, key=lambda row: -row["times"])

@@ -62,7 +62,7 @@ def check_offload(model: Any, recipe: Recipe) -> None:
     offloaded = places & ({"disk"} if places <= {"cpu", "disk"} else {"cpu", "disk"})
     if offloaded and recipe.algorithm != "max":
         raise QuantizationError(
-            f"the model does not fit the GPUs ({', '.join(sorted(offloaded))} takes the rest), and ModelOpt cannot export "
-            f"{recipe.algorithm} from there",
+            f"the model does not fit the GPUs ({', '.join(sorted(offloaded))} takes the rest), and ModelOpt cannot "
+            f"export {recipe.algorithm} from there",
             "use a recipe with `algorithm: max` (fp8, fp8_kv, int8_max), or more GPU memory",
         )

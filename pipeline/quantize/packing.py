@@ -54,7 +54,7 @@ def pack(rows: Sequence[NDArray[np.int32]], pinned: bool = False) -> Packed:
     tokens, longest = int(lengths.sum()), int(lengths.max())
     starts = np.cumsum(lengths) - lengths
     offsets = np.arange(tokens) - np.repeat(starts, lengths)
-    parts = [np.concatenate(rows), offsets]
+    parts: list[NDArray[Any]] = [np.concatenate(rows), offsets]
     if tokens != len(rows) * longest:
         within = np.minimum(np.arange(longest)[None, :], lengths[:, None] - 1)
         parts.append(np.repeat(np.arange(len(rows)) * longest, lengths) + offsets)
@@ -99,6 +99,7 @@ class PackedForward:
         key: Any,
         value: Any,
         attention_mask: Any,
+        *,
         sliding_window: int | None = None,
         **kwargs: Any,
     ) -> tuple[Any, None]:
@@ -175,7 +176,7 @@ def check_packing(body: Any, rows: Sequence[NDArray[np.int32]], device: Any) -> 
                     # Of the token that moved most: what a sample's first tokens see of its neighbour fades soon.
                     error = float(((mine - moved).norm(dim=-1) / mine.norm(dim=-1)).max())
                     if not error <= tolerance:
-                        return f"a packed sample sees its neighbour: a token's hidden state moves by {100 * error:.3g} %"
+                        return f"a packed sample sees its neighbour: a hidden state moves by {100 * error:.3g} %"
         except (NotImplementedError, TypeError, ValueError) as error:
             return f"{type(error).__name__}: {error}"
     return None

@@ -58,8 +58,11 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """What of the recipe changes the scales: not its words, nor where it runs."""
         words = ("description", "backends", "min_sm", "max_sm")
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
-                if key not in words}
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self).items()
+            if key not in words
+        }
 
     def why_left_out(self, module: str) -> str | None:
         """Why the linear layer at this path stays in high precision; None when the recipe promises to quantise it."""

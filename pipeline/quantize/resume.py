@@ -82,8 +82,9 @@ class Resume:
             except Exception as error:
                 raise InputError(f"{path}: cannot be read: {error}", "delete it; calibration starts afresh") from error
             if notes["identity"] != canonical_json(self._identity).decode():
+                other = _differences(notes["identity"], self._identity)
                 raise InputError(
-                    f"{path}: holds the statistics of another input ({_differences(notes['identity'], self._identity)})",
+                    f"{path}: holds the statistics of another input ({other})",
                     "delete it; calibration starts afresh",
                 )
             found.done |= set(tensors.pop("done").tolist())

@@ -99,7 +99,7 @@ class Maxima:
             pairs[id(before), id(found)] = (before, found)
         merged = dict(zip(pairs, torch._foreach_maximum(*map(list, zip(*pairs.values(), strict=True))), strict=True))
         self.values |= {name: merged[id(self.values[name]), id(found)] for name, found in self._batch.items()}
-        self.called |= self._batch.keys()
+        self.called.update(self._batch)
         self._batch = {}
 
     def forget(self) -> None:
@@ -127,7 +127,7 @@ class Maxima:
                 raise QuantizationError(f"saved statistics hold {name}, which this model has not", "delete them")
             mine = self.values.get(name)
             self.values[name] = value if mine is None else torch.maximum(mine, value.to(mine.device, mine.dtype))
-        self.called |= called
+        self.called.update(called)
 
     @property
     def watched(self) -> dict[str, int]:

@@ -67,6 +67,7 @@ def calibrate(
     recipe: str,
     out: Path,
     state: Path | None = None,
+    *,
     stop: tuple[int, bool] | None = None,
     ranks: tuple[int, int, int, float] | None = None,
     fault: str | None = None,
@@ -89,11 +90,12 @@ def calibrate(
     if fault is not None:
         _break(model, fault, after=4)
     try:
-        outcome = quantize_model(model, load_recipe(recipe), samples(), BUDGET, resume, me)
+        outcome = quantize_model(model, load_recipe(recipe), samples(), BUDGET, resume=resume, ranks=me)
     except EnginegateError as error:
         out.with_suffix(".error").write_text(str(error))
         raise SystemExit(error.exit_code) from error
     if outcome is not None:
+        assert outcome.never_called == []
         out.write_text(f"{digest(model)} {outcome.resumed_batches} {outcome.batches}")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.errors import QuantizationError
 from pipeline.quantize.batches import Samples
-from pipeline.quantize.calibrate import OutOfMemoryInSearch, quantize_model, usual_budget
+from pipeline.quantize.calibrate import SearchMemoryError, quantize_model, usual_budget
 from pipeline.quantize.census import take_census
 from pipeline.quantize.recipes import Recipe, load_recipe
 
@@ -203,7 +203,7 @@ def test_awq_in_two_passes_and_its_want_of_memory(tiny_checkpoint: Path) -> None
     assert all(row["pre_quant_scale_max"] > 0 for row in census["layers"])
     short = _load(tiny_checkpoint)
     _fails_above(short, 60)
-    with pytest.raises(OutOfMemoryInSearch) as caught:
+    with pytest.raises(SearchMemoryError) as caught:
         quantize_model(short, recipe, _samples(), 128)
     assert caught.value.size == 120  # three rows of 40: what the stage halves
 

@@ -53,9 +53,7 @@ def test_a_rank_that_dies_ends_the_run(tiny_checkpoint: Path, tmp_path: Path, lo
 
 def test_a_rank_that_hangs_is_not_waited_for_longer_than_told(tiny_checkpoint: Path, tmp_path: Path) -> None:
     port = children.free_port()
-    hangs = children.start(
-        tiny_checkpoint, "int8_max", tmp_path / "rank1", ranks=(1, 2, port, 3.0), fault="hangs"
-    )
+    hangs = children.start(tiny_checkpoint, "int8_max", tmp_path / "rank1", ranks=(1, 2, port, 3.0), fault="hangs")
     waits = children.start(tiny_checkpoint, "int8_max", tmp_path / "rank0", ranks=(0, 2, port, 3.0))
     waits.join(30)
     hangs.kill()

@@ -50,7 +50,7 @@ def test_killed_at_several_points_it_resumes_to_the_same_digest(
     assert batches > 8
     # After the first batch before anything is saved, after three saved ones, before the seventh is written.
     for stop in ((1, True), (3, False), (7, True)):
-        _killed(out, tiny_checkpoint, recipe, out, state, stop)
+        _killed(out, tiny_checkpoint, recipe, out, state, stop=stop)
     assert _finished(children.start(tiny_checkpoint, recipe, out, state), out) == (whole, 6, batches)
     assert not list(state.rglob("*.part"))
 
@@ -62,7 +62,7 @@ def test_a_state_of_two_ranks_is_finished_by_one(tiny_checkpoint: Path, tmp_path
     port = children.free_port()
     pair = [
         children.start(
-            tiny_checkpoint, "int8_sq", tmp_path / f"rank{rank}", state, (3, False), (rank, 2, port, 60.0)
+            tiny_checkpoint, "int8_sq", tmp_path / f"rank{rank}", state, stop=(3, False), ranks=(rank, 2, port, 60.0)
         )
         for rank in (0, 1)
     ]
@@ -77,7 +77,7 @@ def test_a_state_of_two_ranks_is_finished_by_one(tiny_checkpoint: Path, tmp_path
 
 def test_a_state_of_another_checkpoint_is_not_taken(tiny_checkpoint: Path, tmp_path: Path) -> None:
     out, state = tmp_path / "out", tmp_path / "state"
-    _killed(out, tiny_checkpoint, "int8_max", out, state, (5, False))
+    _killed(out, tiny_checkpoint, "int8_max", out, state, stop=(5, False))
     other = children.start(tiny_checkpoint, "int8_max", out, state, fingerprint="sha256:two")
     assert _finished(other, out)[1] == 0
     out.unlink()
