@@ -39,6 +39,7 @@ def main() -> None:
         launch(processes, ["stages.quantize", name])
         return
     samples = Samples(read_calibration(Path("calib_data/calib.jsonl"))[: recipe.samples])
+    # It names the state of a killed run and changes no output; what DVC watches is the checkpoint itself.
     fingerprint = read_json(Path("artifacts/checkpoint.json"))["fingerprints"]["weights"]
     resume = Resume(STATE / name, fingerprint, params.calib.save_every_s)
     model, calibration = _calibrated(params, recipe, samples, resume, ranks)

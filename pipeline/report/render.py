@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.files import atomic_file, write_json
-from pipeline.report import figures, text, words
+from pipeline.report import census, figures, text, words
 
 FOLDER = Path(__file__).parent
 
@@ -43,7 +43,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update({"figures": figures, "words": words, "largest": _largest, "pretty": _pretty})
+    environment.globals.update(
+        {"census": census, "figures": figures, "words": words, "largest": _largest, "pretty": _pretty}
+    )
     environment.filters.update(
         {
             "signed": text.signed,

@@ -61,10 +61,8 @@ def test_a_state_of_two_ranks_is_finished_by_one(tiny_checkpoint: Path, tmp_path
     out.unlink()
     port = children.free_port()
     pair = [
-        children.start(
-            tiny_checkpoint, "int8_sq", tmp_path / f"rank{rank}", state, stop=(3, False), ranks=(rank, 2, port, 60.0)
-        )
-        for rank in (0, 1)
+        children.start(tiny_checkpoint, "int8_sq", tmp_path / f"rank{rank}", state, stop=(3, False), ranks=ranks)
+        for rank, ranks in enumerate([(0, 2, port, 60.0), (1, 2, port, 60.0)])
     ]
     for rank, process in enumerate(pair):
         _stopped(process, tmp_path / f"rank{rank}")
