@@ -94,14 +94,34 @@ class Calib:
     samples: int = 10_000
     strata: int = 20  # length bands in which the sample has the shares of the evaluation set; 1: none
     max_tokens: int = 2048  # longer samples are left out and counted, never cut
-    batch_tokens: int = 8192
+    batch_tokens: int | None = None  # of one forward pass; null: 32768 on a GPU, 4096 on a CPU
     answers: bool = True  # calibrate on prompt and reference answer: decoding sees answers too
+    processes: int | Literal["auto"] = "auto"  # ranks that share the work; auto: one for each GPU
+    device_map: Literal["auto"] | None = None  # auto: one model over all GPUs and the host, in one process
+    save_every_s: float = 30.0  # a killed calibration loses no more than this
+    wait_s: float = 1800.0  # how long the ranks wait for the slowest
 
     def __post_init__(self) -> None:
         _require(self.samples >= 1, "samples: must be at least 1")
         _require(1 <= self.strata <= 1000, "strata: must be between 1 (none) and 1000")
         _require(self.max_tokens >= 8, "max_tokens: must be at least 8")
-        _require(self.batch_tokens >= self.max_tokens, "batch_tokens: must be at least calib.max_tokens")
+        _require(
+            self.batch_tokens is None or self.batch_tokens >= self.max_tokens,
+            "batch_tokens: must be at least calib.max_tokens, or null",
+        )
+        _require(self.processes == "auto" or self.processes >= 1, "processes: must be at least 1, or auto")
+        _require(
+            self.device_map is None or self.processes in ("auto", 1),
+            "processes: must be 1 or auto with calib.device_map: one model takes all GPUs",
+        )
+        _require(self.save_every_s >= 0, "save_every_s: must not be negative")
+        _require(self.wait_s > 0, "wait_s: must be above 0")
+
+    def process_count(self, gpus: int) -> int:
+        """How many processes calibrate together on a machine with so many GPUs."""
+        if self.device_map is not None:
+            return 1
+        return max(1, gpus) if self.processes == "auto" else self.processes
 
 
 @dataclass(frozen=True)

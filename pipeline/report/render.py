@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pipeline.files import atomic_file, write_json
-from pipeline.report import bench_plots, figures, text, words
+from pipeline.report import bench_plots, census, figures, text, words
 
 FOLDER = Path(__file__).parent
 
@@ -55,7 +55,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update({"figures": figures, "words": words, "largest": _largest, "pretty": _pretty})
-    environment.globals.update({"plots": bench_plots, "highest": _highest})
+    environment.globals.update({"plots": bench_plots, "highest": _highest, "census": census})
     environment.filters.update(
         {
             "signed": text.signed,
