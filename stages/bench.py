@@ -27,7 +27,7 @@ from pipeline.gate.policy import Policy, load_policy
 from pipeline.params import Params, load_params
 from pipeline.records import read_items
 from pipeline.serving.arms import ENGINES, serving
-from pipeline.serving.vllm import vllm_devices, vllm_dtype
+from pipeline.serving.vllm import vllm_dtype
 from stages._main import stage
 
 ITEMS = Path("calib_data/eval.jsonl")
@@ -78,7 +78,6 @@ def _about(name: str, params: Params, policy: Policy, device: dict[str, Any]) ->
             "dtype": vllm_dtype(params.baseline, device.get("gpu") is not None),
             "engine_digest": None,
             "limits": {"max_tokens": params.engine.max_tokens},
-            "devices": vllm_devices(params.baseline),
         }
     manifest = read_manifest(ENGINES / name)
     return bench | {
@@ -87,7 +86,6 @@ def _about(name: str, params: Params, policy: Policy, device: dict[str, Any]) ->
         "dtype": manifest["dtype"],
         "engine_digest": manifest["digest"],
         "limits": manifest["limits"],
-        "devices": 1,
     }
 
 

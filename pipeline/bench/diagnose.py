@@ -224,7 +224,7 @@ def _cpu(rows: Sequence[Run], bench: Mapping[str, Any]) -> Finding:
     cores = _mean([run["server"]["cpu_cores"] for run in rows])
     if cores is None:
         return None
-    gpus = [run["gpu"]["utilisation"] for run in rows if run["gpu"]]
+    gpus = [run["gpu"]["utilisation"] for run in rows if run["gpu"] and run["gpu"]["utilisation"] is not None]
     if gpus:
         if statistics.fmean(gpus) >= GPU_IDLE or cores < ONE_CORE:
             return None

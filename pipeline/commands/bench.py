@@ -127,7 +127,6 @@ def about(name: str, arm: str, bench: Bench, policy: Any, params: Params) -> dic
     from pipeline.engines.manifest import read_manifest
     from pipeline.platform import cpu_isa, find_gpu
     from pipeline.serving.arms import ENGINES
-    from pipeline.serving.vllm import vllm_devices
 
     gpu, _ = find_gpu()
     found: dict[str, Any] = {
@@ -136,10 +135,10 @@ def about(name: str, arm: str, bench: Bench, policy: Any, params: Params) -> dic
         "service": policy.plain()["service"],
         "device": {"gpu": gpu.name if gpu else None, "sm": gpu.sm if gpu else None, "cpu": cpu_isa()},
         "cores": os.cpu_count(),
-        **{"backend": "unknown", "dtype": "unknown", "engine_digest": None, "limits": {}, "devices": 1},
+        **{"backend": "unknown", "dtype": "unknown", "engine_digest": None, "limits": {}},
     }
     if arm == "baseline":
-        found |= {"backend": "vllm", "dtype": params.baseline.dtype, "devices": vllm_devices(params.baseline)}
+        found |= {"backend": "vllm", "dtype": params.baseline.dtype}
     elif "://" not in arm:
         manifest = read_manifest(ENGINES / arm)
         found |= {key: manifest[key] for key in ("backend", "dtype", "limits")} | {"engine_digest": manifest["digest"]}

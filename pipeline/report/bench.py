@@ -74,10 +74,11 @@ def _arm(name: str, bench: Mapping[str, Any]) -> dict[str, Any]:
         "cores": bench["cores"],
         "rss": max((run["server"]["rss"] for run in runs if run["server"]["rss"]), default=None),
         "gpu": {
-            "utilisation": _mean([one["utilisation"] for one in gpu]),
-            "memory": max(one["memory"] for one in gpu),
-            "power_w": _mean([one["power_w"] for one in gpu]),
-            "energy_per_token_j": _mean([e for one in gpu if (e := one["energy_per_token_j"]) is not None]),
+            "memory": max((one["memory"] for one in gpu if one["memory"] is not None), default=None),
+            **{
+                name: _mean([one[name] for one in gpu if one[name] is not None])
+                for name in ("utilisation", "power_w", "energy_per_token_j")
+            },
         }
         if gpu
         else None,

@@ -46,21 +46,22 @@ class ServerCommand:
 @dataclass(frozen=True)
 class Server:
     """A server that answered its health check. ``log`` and ``pid`` (of the process that watches it, its parent) are
-    None for one that we did not start; ``start_s`` is how long it took to become healthy; ``others`` are the URLs of
-    further servers of the same engine."""
+    None for one that we did not start; ``start_s`` is how long it took to become healthy; ``others`` are further
+    servers of the same engine; ``gpus`` is how many GPUs it runs on, where there are any."""
 
     name: str
     url: str
     log: Path | None
     pid: int | None = None
     start_s: float | None = None
-    others: tuple[str, ...] = ()
+    others: tuple[Server, ...] = ()
     dialect: Dialect = "vllm"
+    gpus: int = 1
 
     @property
     def urls(self) -> tuple[str, ...]:
         """All of them, to be asked in turn."""
-        return (self.url, *self.others)
+        return (self.url, *(server.url for server in self.others))
 
 
 def choose_port(port: int = 0, host: str = HOST) -> int:
@@ -99,7 +100,7 @@ def starting(
 
         def wait() -> Server:
             start_s = _wait_until_healthy(command.name, url, process, log, timeout_s)
-            return Server(command.name, url, log, process.pid, start_s, dialect=command.dialect)
+            return Server(command.name, url, log, process.pid, start_s, dialect=command.dialect, gpus=command.gpus)
 
         try:
             yield wait

@@ -96,7 +96,6 @@ def about(
         "dtype": "float32" if baseline else "int8 (rest float32)",
         "engine_digest": digest,
         "limits": {"max_tokens": 512} if baseline else {"max_tokens": 512, "max_batch": 16},
-        "devices": 1,
         "device": {"gpu": None, "cpu": "x86_64"},
         "cores": 2,
         "settings": asdict(bench),
@@ -129,7 +128,13 @@ def played(load: Load, samples: list[Sample], machine: Machine, *, repeat: int =
         before, during = cpu_cores(snapshots, 0, load.peak[0]), cpu_cores(snapshots, *load.peak)
         assert before and during
         growth = 100 * (during / before - 1)
-    server = {"start_s": machine.start_s, "cpu_cores": seen["cpu_cores"], "cpu_growth": growth, "rss": seen["rss"]}
+    server = {
+        "start_s": machine.start_s,
+        "devices": 1,
+        "cpu_cores": seen["cpu_cores"],
+        "cpu_growth": growth,
+        "rss": seen["rss"],
+    }
     plain = {
         **{"load": load.kind, "point": load.point, "weight": load.weight, "repeat": repeat, "seconds": load.seconds},
         **{"requests_planned": None if load.due is None else len(load.due)},

@@ -19,6 +19,7 @@ from pipeline.bench.telemetry import (
     Processes,
     Snapshot,
     Telemetry,
+    added,
     cpu_cores,
     find_nvml,
     parse_metrics,
@@ -68,6 +69,13 @@ def test_vllms_metrics() -> None:
     }
 
 
+def test_tensorrt_llms_metrics() -> None:
+    """Names as NVIDIA's AIPerf lists them for trtllm-serve; never read from a real one here."""
+    text = VLLM.replace("vllm:kv_cache_usage_perc", "trtllm_kv_cache_utilization").replace("vllm:", "trtllm_")
+    assert parse_metrics(text) == parse_metrics(VLLM)
+    assert Telemetry(Server("s", "http://127.0.0.1:9", None, dialect="trtllm-serve")).path == "/prometheus/metrics"
+
+
 def test_our_servers_metrics_read_the_same_way() -> None:
     from pipeline.engines.metrics import Metrics
     from pipeline.engines.scheduler import Job, Scheduler
@@ -89,7 +97,7 @@ def test_our_servers_metrics_read_the_same_way() -> None:
 
 
 class FakeNvml:
-    """Two cards; the second does not count energy."""
+    """Two cards; the second counts no energy and knows no utilisation (a part of a card)."""
 
     class NVMLError_NotSupported(Exception):  # noqa: N801, N818
         pass
@@ -110,7 +118,9 @@ class FakeNvml:
         return f"GPU-{handle}abc"
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(gpu=50 + handle)
+        if handle == 1:
+            raise self.NVMLError_NotSupported
+        return SimpleNamespace(gpu=50)
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
         return SimpleNamespace(used=1000 + handle)
@@ -128,7 +138,7 @@ class FakeNvml:
     ("visible", "seen"), [(None, [0, 1]), ("1", [1]), ("GPU-0", [0]), ("0,1", [0, 1]), ("GPU-0abc", [0]), ("-1", [])]
 )
 def test_the_gpus_of_this_process(visible: str | None, seen: list[int]) -> None:
-    cards = [Gpu(50.0, 1000, 250.0, 5.0), Gpu(51.0, 1001, 250.0, None)]
+    cards = [Gpu(50.0, 1000, 250.0, 5.0), Gpu(None, 1001, 250.0, None)]
     module = FakeNvml()
     assert list(Nvml(module, visible).read()) == [cards[place] for place in seen]
     assert module.started
@@ -171,6 +181,8 @@ def test_energy_a_token_and_peaks() -> None:
     # Cards that count no energy: power over time gives the same.
     bare = [shot(one.at, gpus=tuple(Gpu(80, 5, 100, None) for _ in range(2))) for one in seen]
     assert summary(bare, 0, 4, 400)["gpu"]["energy_j"] == pytest.approx(800)
+    mute = [shot(one.at, gpus=(Gpu(None, 5, None, None), Gpu(40, None, 100, None))) for one in seen]
+    assert set(summary(mute, 0, 4, 400)["gpu"].values()) == {2, None}  # two cards, and nothing known of both
     assert summary([shot(0), shot(1)], 0, 1, 5)["gpu"] is None
 
 
@@ -200,6 +212,18 @@ def test_a_server_without_metrics_and_of_another_machine_says_none() -> None:
         snapshot = Telemetry(Server("s", url, None)).snapshot()
     assert (snapshot.cpu_s, snapshot.rss, snapshot.gpus, snapshot.metrics) == (None, None, None, None)
     assert snapshot.plain(snapshot.at) == {"at": 0.0, "cpu_s": None, "rss": None, "gpus": None, "metrics": None}
+
+
+def test_replicas_are_one_server() -> None:
+    """Counts add up, the fullest KV cache speaks; the metrics of some of them would be no metrics."""
+    assert added([{"running": 2.0, "kv_cache": 0.3}, {"running": 3.0, "kv_cache": 0.2}]) == {
+        **{"running": 5.0, "kv_cache": 0.3}
+    }
+    with served(FakeExecutor()) as url:
+        twin = Server("b", url, None)
+        assert Telemetry(Server("a", url, None, others=(twin,))).snapshot().metrics is not None
+        gone = Server("c", "http://127.0.0.1:9", None)
+        assert Telemetry(Server("a", url, None, others=(gone,))).snapshot().metrics is None
 
 
 def test_sampling_has_both_ends_and_passes_its_failures_on(monkeypatch: pytest.MonkeyPatch) -> None:

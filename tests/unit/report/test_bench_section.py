@@ -113,6 +113,22 @@ def test_recommendation_spike_and_servers_are_told(data: dict[str, Any]) -> None
     assert "spike 4 to 40/s" in summary(data)
 
 
+def test_gpus_are_told_where_there_are_some(own_run: Path) -> None:
+    path = own_run / "artifacts/bench/baseline/bench.json"
+    bench = read_json(path)
+    known = {"count": 1, "utilisation": 81.0, "memory": 40_000_000_000, "power_w": 512.0, "energy_j": 9.0}
+    for one in bench["runs"]:
+        one["gpu"] = known | {"energy_per_token_j": 0.125}
+    write_json(path, bench)
+    text = words(collect(own_run, PARAMS))
+    for told in ("81 %", "40.0 GB", "512 W", "0.125 J"):
+        assert told in text
+    for one in bench["runs"]:
+        one["gpu"] = dict.fromkeys([*known, "energy_per_token_j"])
+    write_json(path, bench)
+    assert "512 W" not in words(collect(own_run, PARAMS))
+
+
 def test_an_invalid_run_is_marked_not_shown_as_slow(own_run: Path) -> None:
     path = own_run / "artifacts/bench/baseline/bench.json"
     bench = read_json(path)
