@@ -34,7 +34,9 @@ def export_plain(model: Any, target: Path) -> dict[str, int]:
 
     shape = _cache_shape(model)
     inputs, outputs, axes = _signature(shape["layers"])
-    past = [torch.zeros(2, shape["kv_heads"], 4, shape["head_size"], dtype=model.dtype) for _ in range(2 * shape["layers"])]
+    past = [
+        torch.zeros(2, shape["kv_heads"], 4, shape["head_size"], dtype=model.dtype) for _ in range(2 * shape["layers"])
+    ]
     # Odd sizes, all different, so that the tracer cannot mistake one axis for another.
     example = (
         torch.ones(2, 3, dtype=torch.long),

@@ -223,6 +223,8 @@ class _Step:
 
     def _mask(self, group: int, window: int | None, dtype: Any) -> tuple[Any, Any]:
         """What is added to the scores: ``[batch, 1, 1 or group * new, capacity]`` and ``[group * new, new]``."""
+        import torch
+
         if (group, window) not in self._masks:
             past = self._past_places < self._past_lengths  # [batch, capacity]
             new = self._new_places[:, None] >= self._new_places  # [new, new]
@@ -231,7 +233,7 @@ class _Step:
                 past = past & (self._past_places > self.positions[:, None, :, None] - window)
                 new = new & (self._new_places > self._new_places[:, None] - window)
                 past = past.repeat(1, 1, group, 1) if group > 1 else past
-            new = new.repeat(group, 1) if group > 1 else new
+            new = torch.cat([new] * group) if group > 1 else new
             self._masks[group, window] = (_bias(past, dtype), _bias(new, dtype))
         return self._masks[group, window]
 
