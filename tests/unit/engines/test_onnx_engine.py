@@ -13,7 +13,8 @@ import pytest
 from pipeline.engines import BuildInputs
 from pipeline.engines.check import check_engine, forced_logits
 from pipeline.engines.lowering.export import export_plain
-from pipeline.engines.lowering.qdq import check_untouched, insert_qdq, read_quantized
+from pipeline.engines.lowering.qdq import check_untouched, insert_qdq
+from pipeline.engines.lowering.quantized import QuantizedCheckpoint
 from pipeline.engines.onnxruntime import compile_engine
 from pipeline.engines.onnxruntime import executor as ort
 from pipeline.engines.onnxruntime.executor import OrtExecutor
@@ -153,36 +154,14 @@ def test_every_promised_matmul_runs_in_int8(built: Built, recipe: str, count: in
     assert kernels.count("MatMulIntegerToFloat") == count
 
 
-def test_qdq_structure_read_independently(built: Built) -> None:
-    """Every MatMul that the recipe names is fed by DequantizeLinear on both sides, no other one is."""
-    import onnx
-
-    model = onnx.load(str(built.folder / "plain" / "model.onnx"))
-    layers, rest = read_quantized(built.folder / "int8_mixed" / "checkpoint")
-    check_untouched(model, rest)
-    assert insert_qdq(model, layers) == 12
-    onnx.checker.check_model(model)
-    produced = {output: node.op_type for node in model.graph.node for output in node.output}
-    recipe = load_recipe("int8_mixed")
-    for node in model.graph.node:
-        if node.op_type == "MatMul":
-            sides = [produced.get(name) == "DequantizeLinear" for name in node.input]
-            named = "_proj" in node.name and recipe.promises(node.name)
-            assert sides == [named, named], node.name
-    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    assert all(kinds[f"{name}.weight_q"] == onnx.TensorProto.INT8 for name in layers)
-    # q, k and v read one tensor with one scale: they share a pair. 4 shared or single inputs less down_proj: 3 a layer.
-    assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == 2 * 3
-
-
 def test_the_lowered_graph_computes_what_the_qdq_graph_computes(built: Built, tmp_path: Path) -> None:
     import onnx
 
     from pipeline.engines.lowering.weights import save_graph
 
     model = onnx.load(str(built.folder / "plain" / "model.onnx"))
-    layers, _ = read_quantized(built.folder / "int8_sq" / "checkpoint")
-    insert_qdq(model, layers)
+    with QuantizedCheckpoint(built.folder / "int8_sq" / "checkpoint") as checkpoint:
+        insert_qdq(model, checkpoint)
     save_graph(model, tmp_path / "model.onnx", tmp_path)
     qdq = OrtExecutor(tmp_path, max_batch=8, max_tokens=64, threads=1)
     probe = built.probes["int8_sq"]
@@ -200,13 +179,17 @@ def test_a_plain_graph_has_nothing_to_lower(built: Built) -> None:
 def test_scales_for_layers_that_the_graph_lacks_are_refused(built: Built) -> None:
     import onnx
 
-    model = onnx.load(str(built.folder / "plain" / "model.onnx"))
-    layers, rest = read_quantized(built.folder / "int8_sq" / "checkpoint")
-    with pytest.raises(BuildError, match="first model.layers.9.x"):
-        insert_qdq(model, layers | {"model.layers.9.x": layers["model.layers.0.self_attn.q_proj"]})
-    changed = {name: value * 2 for name, value in rest.items() if "norm" in name}
-    with pytest.raises(BuildError, match="the quantised export changed this tensor"):
-        check_untouched(model, changed)
+    plain = built.folder / "plain"
+    model = onnx.load(str(plain / "model.onnx"))
+    with QuantizedCheckpoint(built.folder / "int8_sq" / "checkpoint") as checkpoint:
+        check_untouched(model, plain, checkpoint)
+        checkpoint.layers["model.layers.9.x"] = checkpoint.layers["model.layers.0.self_attn.q_proj"]
+        with pytest.raises(BuildError, match="first model.layers.9.x"):
+            insert_qdq(model, checkpoint)
+        norm = next(tensor for tensor in model.graph.initializer if tensor.name == "model.norm.weight")
+        norm.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(norm) * 2, norm.name))
+        with pytest.raises(BuildError, match="model.norm.weight: the quantised export changed this tensor"):
+            check_untouched(model, plain, checkpoint)
 
 
 def test_a_tied_embedding_is_stored_once(built: Built) -> None:
