@@ -32,8 +32,8 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
     import onnx
     import onnxruntime
 
-    from pipeline.engines.lowering.export import save_with_data
     from pipeline.engines.lowering.qdq import check_untouched, insert_qdq, read_quantized
+    from pipeline.engines.lowering.weights import save_graph
     from pipeline.engines.onnxruntime.kernels import lower_for_cpu
 
     model = onnx.load(str(inputs.plain / "model.onnx"))
@@ -45,7 +45,7 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
         lowered = lower_for_cpu(model)
         if lowered != inserted:
             raise BuildError(f"only {lowered} of {inserted} quantised layers run in int8", "report this graph")
-    save_with_data(model, target / "model.onnx")
+    save_graph(model, target / "model.onnx", inputs.plain)
     return {
         "summary": f"{lowered} MatMuls in int8",
         "int8_matmuls": lowered,

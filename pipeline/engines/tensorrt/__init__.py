@@ -13,11 +13,12 @@
 Interface between building and running (both sides keep to it):
 
 * An engine folder holds ``model.plan``, ``engine.json`` (``plan.Description``), ``tokenizer/``, ``manifest.json``.
-* ``graph.export_decoder(model, target, capacity=max_tokens) -> dict`` writes ``model.onnx`` and ``model.onnx.data``; what
-  it returns becomes ``cache.json`` beside them and then ``engine.json``'s ``cache``. Axes are named; every name
-  is a row of ``profiles.RANGES``. MatMuls are named after their modules, so Q/DQ finds them.
-* ``executor.TensorRTExecutor(folder, max_batch=..., max_tokens=...)`` asks ``device.py`` for the SM of the GPU and calls
-  ``plan.open_plan(folder, sm)``, which refuses before deserialisation and returns ``(Description, ICudaEngine, Library)``.
-* ``library.py``, ``profiles.py``, ``builder.py``, ``plan.py``, ``executor.py`` and ``device.py`` import nothing but the
-  bindings, NumPy and ``cuda-python``, and run on Python 3.10 too (TensorRT 8.6 has no wheel for a newer one).
+* ``graph.export_decoder(model, target, max_tokens=..., opset=...) -> dict`` writes ``model.onnx`` and its data with
+  ``lowering.trace.trace``; what it returns becomes ``cache.json`` beside them and then ``cache`` in ``engine.json``.
+  Axes are named, and ``profiles.ranges`` has a row for each name. MatMuls are named after modules (``trace`` does it).
+* ``executor.TensorRTExecutor(folder, max_batch=..., max_tokens=...)`` asks ``device.py`` for the SM of the GPU and
+  calls ``plan.open_plan(folder, sm)``, which refuses before it deserialises and returns
+  ``(Description, ICudaEngine, Library)``.
+* ``library.py``, ``profiles.py``, ``builder.py``, ``plan.py``, ``executor.py`` and ``device.py`` import nothing but
+  the bindings, NumPy and ``cuda-python``, and run on Python 3.10 too (TensorRT 8.6 has no wheel for a newer one).
 """

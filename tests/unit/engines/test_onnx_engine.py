@@ -178,12 +178,12 @@ def test_qdq_structure_read_independently(built: Built) -> None:
 def test_the_lowered_graph_computes_what_the_qdq_graph_computes(built: Built, tmp_path: Path) -> None:
     import onnx
 
-    from pipeline.engines.lowering.export import save_with_data
+    from pipeline.engines.lowering.weights import save_graph
 
     model = onnx.load(str(built.folder / "plain" / "model.onnx"))
     layers, _ = read_quantized(built.folder / "int8_sq" / "checkpoint")
     insert_qdq(model, layers)
-    save_with_data(model, tmp_path / "model.onnx")
+    save_graph(model, tmp_path / "model.onnx", tmp_path)
     qdq = OrtExecutor(tmp_path, max_batch=8, max_tokens=64, threads=1)
     probe = built.probes["int8_sq"]
     np.testing.assert_allclose(
