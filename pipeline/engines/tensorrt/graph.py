@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.engines.lowering.export import cache_shape
+from pipeline.engines.lowering.trace import Forward, Signature, trace
 from pipeline.errors import BuildError
 
 OPSET = 17  # what TensorRT 8.6 reads; 10 and 11 read it too
@@ -63,8 +65,6 @@ class DecoderShape:
 
 def decoder_shape(model: Any) -> DecoderShape:
     """The sizes of a Hugging Face causal LM."""
-    from pipeline.engines.lowering.export import cache_shape
-
     return DecoderShape(**cache_shape(model), vocabulary=model.get_output_embeddings().weight.shape[0])
 
 
@@ -72,37 +72,41 @@ def export_decoder(model: Any, target: Path, *, capacity: int, opset: int = OPSE
     """Writes ``model.onnx`` and ``model.onnx.data`` for a Hugging Face causal LM into the folder ``target``.
 
     The graph's floats are of the model's dtype. ``capacity`` is the largest that a buffer will have: the longest
-    sequence, prompt and answer. Returns the fields of ``DecoderShape``. MatMuls are named by module path, as in
-    ``lowering.export``. Raises BuildError for an architecture whose attention cannot be cut in two, or that gives other
+    sequence, prompt and answer. Returns the fields of ``DecoderShape``. MatMuls and weights are named as in
+    ``lowering.trace``. Raises BuildError for an architecture whose attention cannot be cut in two, or that gives other
     logits in this form than in its own.
     """
+    shape = decoder_shape(model)
+    tokens, expected = _expected(model)
+    with buffered(model, capacity) as forward:
+        _check_same(model, forward, tokens, expected)
+        trace(model, forward, _signature(model, shape), target, opset)
+    return asdict(shape)
+
+
+def _signature(model: Any, shape: DecoderShape) -> Signature:
     import torch
 
-    from pipeline.engines.lowering.trace import Signature, trace
+    def ints(values: Any) -> Any:
+        return torch.tensor(values, dtype=torch.int32, device=model.device)
 
-    shape = decoder_shape(model)
-    # Odd sizes, all different, so that the tracer cannot mistake one axis for another.
-    past = torch.zeros(2, shape.kv_heads, 5, shape.head_size, dtype=model.dtype)
-    example = (
-        torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32),
-        torch.tensor([4, 2], dtype=torch.int32),
-        torch.tensor([2, 5, 1, 3], dtype=torch.int32),
-        *(past.clone() for _ in shape.past),
-    )
+    past = torch.zeros(2, shape.kv_heads, 5, shape.head_size, dtype=model.dtype, device=model.device)
+    inputs = {
+        "input_ids": ints([[1, 2, 3], [4, 5, 6]]),
+        "past_lengths": ints([4, 2]),
+        "logit_rows": ints([2, 5, 1, 3]),
+        **{name: past.clone() for name in shape.past},
+    }
     axes = {"input_ids": {0: "batch", 1: "new"}, "past_lengths": {0: "batch"}, "logit_rows": {0: "kept"}}
     axes |= {"logits": {0: "kept"}}
     axes |= {name: {0: "batch", 2: "capacity"} for name in shape.past}
     axes |= {name: {0: "batch", 2: "new"} for name in shape.new}
-    _check_same(model, capacity)
-    with buffered(model, capacity) as decoder:
-        signature = Signature(dict(zip(shape.inputs, example, strict=True)), shape.outputs, axes)
-        trace(model, decoder.forward, signature, target, opset)
-    return asdict(shape)
+    return Signature(inputs, shape.outputs, axes)
 
 
 @contextmanager
-def buffered(model: Any, capacity: int) -> Iterator[Any]:
-    """Within the block, ``model`` as a torch module with the graph's inputs and outputs; afterwards it is as before.
+def buffered(model: Any, capacity: int) -> Iterator[Forward]:
+    """Within the block, a function with the graph's inputs and outputs that runs ``model``; then it is as before.
 
     Raises BuildError for a model whose attention cannot be exchanged, or that has fewer than ``capacity`` positions.
     """
@@ -111,28 +115,20 @@ def buffered(model: Any, capacity: int) -> Iterator[Any]:
 
     _refuse(model, capacity)
     step = _Step()
+    places = torch.arange(capacity, dtype=torch.int32, device=model.device)
 
-    class Decoder(torch.nn.Module):  # type: ignore[misc]
-        """See the signature at the top of this file."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model_ = model
-            self.places: Any
-            self.register_buffer("places", torch.arange(capacity, dtype=torch.int32))
-
-        def forward(self, input_ids: Any, past_lengths: Any, logit_rows: Any, *past: Any) -> Any:
-            step.begin(self.places, input_ids, past_lengths, past)
-            hook = model.get_output_embeddings().register_forward_pre_hook(
-                lambda _module, inputs: (inputs[0].flatten(0, 1)[logit_rows.long()],)
+    def forward(input_ids: Any, past_lengths: Any, logit_rows: Any, *past: Any) -> tuple[Any, ...]:
+        step.begin(places, input_ids, past_lengths, past)
+        hook = model.get_output_embeddings().register_forward_pre_hook(
+            lambda _module, inputs: (inputs[0].flatten(0, 1)[logit_rows.long()],)
+        )
+        try:
+            result = model(
+                input_ids=input_ids, position_ids=step.positions.long(), past_key_values=step, use_cache=True
             )
-            try:
-                result = self.model_(
-                    input_ids=input_ids, position_ids=step.positions.long(), past_key_values=step, use_cache=True
-                )
-            finally:
-                hook.remove()
-            return (result.logits, *step.new)
+        finally:
+            hook.remove()
+        return (result.logits, *step.new)
 
     rotary = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
     code: Any = sys.modules[type(model).__module__]
@@ -144,8 +140,8 @@ def buffered(model: Any, capacity: int) -> Iterator[Any]:
         if rotate is not None and torch.equal(rotate(torch.arange(8)), _rotate_half(torch.arange(8))):
             code.rotate_half = _rotate_half
         for module in rotary:
-            module.forward = _table(module, capacity, model.dtype)
-        yield Decoder().eval()
+            module.forward = _table(module, places, model.dtype)
+        yield forward
     finally:
         for module in rotary:
             module.__dict__.pop("forward", None)
@@ -227,17 +223,17 @@ def _bias(valid: Any, dtype: Any) -> Any:
     return torch.where(valid, 0.0, MASKED).to(dtype)
 
 
-def _table(rotary: Any, max_tokens: int, dtype: Any) -> Any:
-    """A forward that looks cosines and sines up: no arithmetic on positions that float16 would spoil."""
-    import torch
+def _table(rotary: Any, places: Any, dtype: Any) -> Any:
+    """A forward that looks cosines and sines up: no arithmetic on positions that float16 would spoil.
 
+    The tables are made in the first call, which must come before the model is traced.
+    """
     tables: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-    places = torch.arange(max_tokens)[None]
     original = type(rotary).forward
 
     def forward(_hidden: Any, position_ids: Any, *layer_type: Any) -> tuple[Any, Any]:
         if layer_type not in tables:
-            cosine, sine = original(rotary, torch.zeros(1, dtype=dtype), places, *layer_type)
+            cosine, sine = original(rotary, places[:1].to(dtype), places[None], *layer_type)
             tables[layer_type] = cosine[0], sine[0]
         cosine, sine = tables[layer_type]
         return cosine[position_ids], sine[position_ids]
@@ -272,28 +268,33 @@ def _refuse(model: Any, max_tokens: int) -> None:
         )
 
 
-def _check_same(model: Any, capacity: int) -> None:
-    """Raises BuildError when the model in this form gives other logits than in its own.
+def _expected(model: Any) -> tuple[Any, Any]:
+    """Two rows of five tokens, and the model's logits after each."""
+    import torch
 
-    Two rows of five tokens, read in two passes of uneven lengths, against one pass of the model as it is.
-    """
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    tokens = torch.randint(0, vocabulary, (2, 5), generator=torch.Generator().manual_seed(17)).to(model.device)
+    with torch.inference_mode():
+        return tokens, model(input_ids=tokens).logits[:, -1].float()
+
+
+def _check_same(model: Any, forward: Forward, tokens: Any, expected: Any) -> None:
+    """Reads ``tokens`` in two passes of uneven lengths. Raises BuildError when the logits are not ``expected``."""
     import torch
 
     shape = decoder_shape(model)
-    draw = torch.Generator().manual_seed(17)
-    tokens = torch.randint(0, shape.vocabulary, (2, 5), generator=draw)
+
+    def ints(values: Any) -> Any:
+        return torch.tensor(values, dtype=torch.int32, device=model.device)
+
+    past = torch.zeros(2, shape.kv_heads, 6, shape.head_size, dtype=model.dtype, device=model.device)
+    buffers = [past.clone() for _ in shape.past]
     with torch.inference_mode():
-        expected = model(input_ids=tokens).logits[:, -1].float()
-        with buffered(model, capacity) as decoder:
-            past = torch.zeros(2, shape.kv_heads, 6, shape.head_size, dtype=model.dtype)
-            buffers = [past.clone() for _ in shape.past]
-            rows = torch.zeros(2, dtype=torch.int32)
-            _, *new = decoder(tokens[:, :4].int(), torch.zeros(2, dtype=torch.int32), rows, *buffers)
-            for buffer, part in zip(buffers, new, strict=True):
-                buffer[:, :, :4] = part
-            lengths, rows = torch.tensor([4, 2], dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32)
-            second = torch.stack([torch.cat([tokens[0, 4:], tokens[0, :2]]), tokens[1, 2:]]).int()
-            found = decoder(second, lengths, rows, *buffers)[0].float()
+        _, *new = forward(tokens[:, :4].int(), ints([0, 0]), ints([0]), *buffers)
+        for buffer, part in zip(buffers, new, strict=True):
+            buffer[:, :, :4] = part
+        second = torch.stack([torch.cat([tokens[0, 4:], tokens[0, :2]]), tokens[1, 2:]]).int()
+        found = forward(second, ints([4, 2]), ints([0, 5]), *buffers)[0].float()
     tolerance = 1e-3 if model.dtype == torch.float32 else 3e-2
     apart = ((found - expected).abs().max() / expected.abs().max()).item()
     if not apart <= tolerance:
