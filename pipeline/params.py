@@ -41,7 +41,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Data:
-    """Where rows come from: ``demo``, a local json, jsonl, parquet or csv file, or a hub id."""
+    """Where rows come from: ``demo``, a local json, jsonl, parquet or csv file, a hub id, or a prompt log."""
 
     __pydantic_config__ = STRICT
     source: str = DEMO
@@ -51,8 +51,25 @@ class Data:
     eval_split: str = "eval"
     calib_file: str | None = None  # local files: one file a set, instead of splits
     eval_file: str | None = None
+    calib_log: str | None = None  # calibrate on real traffic: JSON lines of OpenAI-style requests; a glob is allowed
+    profile_log: str | None = None  # a prompt log whose prompt lengths the calibration set takes
+    log_bad_lines: float = 0.01  # the share of a log's lines that may be unusable
+    redact: tuple[str, ...] = ()  # of the calibration texts, in order: email, phone, digits, or module:function
+    max_rows: int | None = None  # read at most so many rows of a set; the card says so
     licence: str | None = None
     columns: Columns = field(default_factory=Columns)
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.log_bad_lines < 1, "log_bad_lines: must be a share from 0 up to, not including, 1")
+        _require(self.max_rows is None or self.max_rows >= 1, "max_rows: must be at least 1, or null")
+        known = ("email", "phone", "digits")
+        for name in self.redact:
+            place, _, function = name.partition(":")
+            _require(
+                name in known
+                or (bool(function) and all(part.isidentifier() for part in (*place.split("."), function))),
+                f"redact: {name!r} is none of {', '.join(known)} and no module:function",
+            )
 
 
 @dataclass(frozen=True)
@@ -74,12 +91,14 @@ class Calib:
 
     __pydantic_config__ = STRICT
     samples: int = 10_000
+    strata: int = 20  # length bands in which the sample has the shares of the evaluation set; 1: none
     max_tokens: int = 2048  # longer samples are left out and counted, never cut
     batch_tokens: int = 8192
     answers: bool = True  # calibrate on prompt and reference answer: decoding sees answers too
 
     def __post_init__(self) -> None:
         _require(self.samples >= 1, "samples: must be at least 1")
+        _require(1 <= self.strata <= 1000, "strata: must be between 1 (none) and 1000")
         _require(self.max_tokens >= 8, "max_tokens: must be at least 8")
         _require(self.batch_tokens >= self.max_tokens, "batch_tokens: must be at least calib.max_tokens")
 
