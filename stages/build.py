@@ -68,7 +68,8 @@ def main() -> None:
             checked = f"its logits were not compared: {build['unchecked']}"
         elif isinstance(backend, ExecutorBackend):
             probe = Probe.load((PLAIN if recipe is None else quantized) / "probe.npz")
-            found = check_engine(load_executor(part), probe, "none" if recipe is None else recipe.weights)
+            kind, rest = "none" if recipe is None else recipe.weights, backend.plain_dtype(params.engine) or "float32"
+            found = check_engine(load_executor(part), probe, kind, rest)
             description["build"] = build | {"probe": asdict(found) | {"noise_kl": probe.noise}}
             manifest = write_manifest(part, description)
             checked = f"mean KL to the calibrated model {found.mean_kl:.5f} (its own noise {probe.noise:.5f})"

@@ -16,8 +16,8 @@ examples:
 NEXT = {
     "onnxruntime": "pip install 'enginegate[onnx]'",
     "vllm": "`make setup-vllm` makes .venv-vllm; or set baseline.vllm, or baseline.url to a server that runs already",
-    "tensorrt": "optional: pip install 'enginegate[tensorrt]' on a machine with an NVIDIA GPU; 'enginegate[tensorrt-rtx]' "
-    "compiles for some GPUs without having one (docs/tensorrt.md)",
+    "tensorrt": "optional: pip install 'enginegate[tensorrt]' on a machine with an NVIDIA GPU; or, to compile for "
+    "another machine's, 'enginegate[tensorrt-rtx]' (docs/tensorrt.md)",
     "tensorrt_llm": "optional: pip install 'enginegate[tensorrt-llm]' in an environment of its own, with an NVIDIA GPU",
 }
 GIB = 2**30

@@ -102,7 +102,6 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
     finally:
         shutil.rmtree(lowered)
     built.description.write(target)
-    ahead = targets != [here]
     names = f"{library.label} for SM {', '.join(targets)}"
     return (
         built.record
@@ -110,8 +109,7 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
         | {
             "summary": f"{names}: {_counted(structure)}",
             "versions": {library.name: library.version, "onnx": _version("onnx")},
-            "platform": {"sm": " ".join(targets), "tensorrt": library.label} | ({"gpu": None} if ahead else {}),
-            **({"unchecked": f"compiled ahead of time for SM {', '.join(targets)}"} if ahead else {}),
+            **({} if here in targets else _elsewhere(library, targets)),
         }
     )
 

@@ -75,7 +75,7 @@ def _executor(built: Built, name: str) -> OrtExecutor:
 
 def test_the_runtime_engine_gives_torchs_logits(built: Built) -> None:
     """Prompts of several lengths in one left-padded batch, then cached decode steps."""
-    logits = forced_logits(_executor(built, "none"), built.probes["none"])
+    logits = forced_logits(_executor(built, "none"), built.probes["none"].tokens)
     np.testing.assert_allclose(logits, built.probes["none"].logits, rtol=1e-3, atol=1e-4)
 
 
@@ -130,6 +130,18 @@ def test_a_wrong_engine_is_refused(built: Built) -> None:
         check_engine(_executor(built, "none"), nan, "none")
 
 
+def test_a_probe_is_read_in_the_engines_batches(built: Built) -> None:
+    probe, executor = built.probes["none"], _executor(built, "none")
+    together = forced_logits(executor, probe.tokens)
+    executor.max_batch = 3
+    np.testing.assert_allclose(forced_logits(executor, probe.tokens), together, rtol=1e-3, atol=1e-4)
+    executor.max_tokens = len(probe.tokens[0])  # only the shortest fit
+    assert check_engine(executor, probe, "none").mean_kl < 1e-6
+    executor.max_tokens = 7
+    with pytest.raises(BuildError, match="every probed sequence is longer than the engine's 7 tokens"):
+        check_engine(executor, probe, "none")
+
+
 @pytest.mark.parametrize(("recipe", "count"), [("int8_sq", 14), ("int8_mixed", 12)])
 def test_every_promised_matmul_runs_in_int8(built: Built, recipe: str, count: int, tmp_path: Path) -> None:
     """Counted by ONNX Runtime itself: its profile of one run names the kernels that ran."""
@@ -166,7 +178,7 @@ def test_the_lowered_graph_computes_what_the_qdq_graph_computes(built: Built, tm
     qdq = OrtExecutor(tmp_path, max_batch=8, max_tokens=64, threads=1)
     probe = built.probes["int8_sq"]
     np.testing.assert_allclose(
-        forced_logits(qdq, probe), forced_logits(_executor(built, "int8_sq"), probe), rtol=0, atol=2e-2
+        forced_logits(qdq, probe.tokens), forced_logits(_executor(built, "int8_sq"), probe.tokens), rtol=0, atol=2e-2
     )
 
 
