@@ -68,7 +68,8 @@ def main() -> None:
             checked = f"its logits were not compared: {build['unchecked']}"
         elif isinstance(backend, ExecutorBackend):
             probe = Probe.load((PLAIN if recipe is None else quantized) / "probe.npz")
-            kind, rest = "none" if recipe is None else recipe.weights, backend.plain_dtype(params.engine) or "float32"
+            kind = "none" if recipe is None else recipe.weights
+            rest = "float16" if "float16" in description["dtype"] else "float32"
             found = check_engine(load_executor(part), probe, kind, rest)
             description["build"] = build | {"probe": asdict(found) | {"noise_kl": probe.noise}}
             manifest = write_manifest(part, description)

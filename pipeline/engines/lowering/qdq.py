@@ -39,12 +39,18 @@ class Inserted:
 
 
 def insert_qdq(
-    model: Any, checkpoint: QuantizedCheckpoint, store: Store = in_memory, scales: type[np.generic] | None = None
+    model: Any,
+    checkpoint: QuantizedCheckpoint,
+    store: Store = in_memory,
+    scales: type[np.generic] | None = None,
+    *,
+    float_weights: bool = False,
 ) -> Inserted:
     """Rewrites ``model``, an ONNX ModelProto from ``lowering.trace``, in place; ``store`` takes the new weights.
 
-    ``scales`` None: of the graph's own type. Raises BuildError when a layer of the export has no MatMul in the graph,
-    or has a scale that the type of the scales cannot hold.
+    ``scales`` None: of the graph's own type. ``float_weights``: the graph holds the weights' values, and quantises them
+    itself (TensorRT 8.6 takes no 8-bit constants). Raises BuildError when a layer of the export has no MatMul in the
+    graph, or has a scale that the type of the scales cannot hold.
     """
     graph = model.graph
     linears = {node.name: node for node in graph.node if node.op_type in ("MatMul", "Gemm")}
@@ -53,7 +59,7 @@ def insert_qdq(
             f"{len(missing)} quantised layers have no MatMul in the graph, first {missing[0]}",
             "export the graph and the scales from the same checkpoint",
         )
-    writer = _Writer(graph, store, np.dtype(scales or _float_type(graph)))
+    writer = _Writer(graph, store, np.dtype(scales or _float_type(graph)), float_weights)
     replaced = set()
     for name, node in linears.items():  # in the order of the graph: a pair stands before its first reader
         if name in checkpoint.layers:
@@ -88,12 +94,17 @@ def _quantize_linear(writer: _Writer, node: Any, layer: Layer, weight: NDArray[A
             f"{node.name}: {list(weight.shape)} outputs and inputs in the export, another weight in the graph",
             "export the graph and the scales from the same checkpoint",
         )
-    stored = writer.constant(f"{node.name}.weight_q", weight.T)
     scale = writer.scale(f"{node.name}.weight_scale", layer.weight_scale)
     zero = writer.zero(layer.dtype, f"{node.name}.weight_zero", layer.weight_scale.shape)
     axis = {"axis": 1} if layer.weight_scale.ndim else {}
-    before, inputs = writer.before(node.output[0]), [stored, scale, zero]
-    dequantized = writer.node(before, "DequantizeLinear", inputs, f"{node.name}.weight_dq", **axis)
+    before = writer.before(node.output[0])
+    if writer.float_weights:
+        value = weight.T.astype(np.float32) * layer.weight_scale
+        stored = writer.constant(f"{node.name}.weight_f", value)
+        stored = writer.node(before, "QuantizeLinear", [stored, scale, zero], f"{node.name}.weight_q", **axis)
+    else:
+        stored = writer.constant(f"{node.name}.weight_q", weight.T)
+    dequantized = writer.node(before, "DequantizeLinear", [stored, scale, zero], f"{node.name}.weight_dq", **axis)
     node.input[0], node.input[1] = writer.pairs[key], dequantized
 
 
@@ -154,6 +165,7 @@ class _Writer:
     graph: Any
     store: Store
     scales: np.dtype[Any]
+    float_weights: bool
     pairs: dict[tuple[str, str, float, bytes], str] = field(default_factory=dict)
     first: list[Any] = field(default_factory=list)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pipeline.quantize.recipes import Recipe
 
 _EIGHT_BIT = {"int8": "I8", "float8_e4m3fn": "F8_E4M3"}
+_SEEN_THROUGH = ("DequantizeLinear", "QuantizeLinear", "Transpose")
 _WIDTH = {"float32": 2**-22, "float16": 2**-10, "bfloat16": 2**-7}  # relative rounding of a scale, generously
 
 
@@ -71,7 +72,7 @@ def _check_linear(graph: _Graph, node: Any, name: str, tensors: _Tensors) -> set
     write = graph.maker(read.input[0], "QuantizeLinear")
     if write is None or list(write.input[1:]) != list(read.input[1:]):
         raise _wrong(name, "its input is dequantised otherwise than it was quantised")
-    stored = graph.constant(weight.input[0])
+    stored = graph.eight_bit(weight)
     expected = tensors.value(f"{name}.weight")
     kind = str(stored.dtype)
     if _EIGHT_BIT.get(kind) != tensors.kind(f"{name}.weight"):
@@ -92,7 +93,7 @@ def _check_linear(graph: _Graph, node: Any, name: str, tensors: _Tensors) -> set
         _check_scale(graph, name, smooth.input[1], tensors.value(f"{name}.pre_quant_scale"))
     elif smooth is not None and smooth.output[0].endswith(".smoothed"):
         raise _wrong(name, "a smoothing that the export does not have")
-    return {read.output[0], write.output[0], weight.output[0]}
+    return {read.output[0], write.output[0], weight.output[0], weight.input[0]}
 
 
 def _check_cache(graph: _Graph, name: str, scale: float) -> set[str]:
@@ -154,14 +155,11 @@ class _Graph:
                 self._readers.setdefault(name, []).append(node)
 
     def linears(self) -> Iterator[Any]:
-        """MatMuls and Gemms over a weight, seen through DequantizeLinear and Transpose."""
+        """MatMuls and Gemms over a weight, seen through quantisation and Transpose."""
         for node in self.nodes:
             if node.op_type in ("MatMul", "Gemm"):
                 source = node.input[1]
-                while (maker := self._makers.get(source)) is not None and maker.op_type in (
-                    "DequantizeLinear",
-                    "Transpose",
-                ):
+                while (maker := self._makers.get(source)) is not None and maker.op_type in _SEEN_THROUGH:
                     source = maker.input[0]
                 if source in self._weights:
                     yield node
@@ -186,6 +184,16 @@ class _Graph:
         if name not in self._weights:
             raise _wrong(name, "it is no constant")
         return numpy_helper.to_array(self._weights[name], str(self._folder))
+
+    def eight_bit(self, dequantize: Any) -> Any:
+        """What a DequantizeLinear of a weight reads: a constant, or INT8 that the graph makes of one."""
+        quantize = self.maker(dequantize.input[0], "QuantizeLinear")
+        if quantize is None:
+            return self.constant(dequantize.input[0])
+        if list(quantize.input[1:]) != list(dequantize.input[1:]) or self.axis(quantize) != self.axis(dequantize):
+            raise _wrong(dequantize.output[0], "it is dequantised otherwise than it was quantised")
+        exact = self.constant(quantize.input[0]).astype(np.float64) / self.constant(quantize.input[1])
+        return np.clip(np.rint(exact), -128, 127).astype(np.int8)  # as ONNX defines it, rounding half to even
 
     @staticmethod
     def axis(node: Any) -> int | None:

@@ -26,7 +26,6 @@ Interface between building and running (both sides keep to it):
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ def preflight(recipe: Recipe | None, engine: Engine, platform: dict[str, Any]) -
     """Refuses what this library does not compile or this GPU does not run; see ``pipeline.engines.Backend``."""
     refuse_recipe(recipe, "tensorrt")
     here = platform.get("device", {}).get("sm")
-    library = load_library(engine.tensorrt.library, ahead=bool(engine.tensorrt.sm))
+    library = _library(engine)
     targets = _targets(engine, here)
     refuse_target(library, targets, here)
     if recipe is None:
@@ -64,16 +63,15 @@ def preflight(recipe: Recipe | None, engine: Engine, platform: dict[str, Any]) -
 
 
 def plain_dtype(engine: Engine) -> str:
-    """Of the graph, and so of what is not quantised."""
-    return engine.tensorrt.dtype
+    """Of the graph; see ``Library.graph_dtype``."""
+    return _library(engine).graph_dtype(engine.tensorrt.dtype)
 
 
 def export_graph(model: Any, engine: Engine, target: Path) -> dict[str, Any]:
     """The decoder graph of ``graph.py``, in the opset that the library reads."""
     from pipeline.engines.tensorrt.graph import export_decoder
 
-    library = load_library(engine.tensorrt.library, ahead=bool(engine.tensorrt.sm))
-    return dict(export_decoder(model, target, capacity=engine.max_tokens, opset=library.opset))
+    return dict(export_decoder(model, target, capacity=engine.max_tokens, opset=_library(engine).opset))
 
 
 def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
@@ -83,7 +81,7 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
 
     engine, options = inputs.engine, inputs.engine.tensorrt
     here = inputs.platform["device"]["sm"]
-    library = load_library(options.library, ahead=bool(options.sm))
+    library = _library(engine)
     targets = _targets(engine, here)
     settings = Settings(
         max_batch=engine.max_batch,
@@ -94,8 +92,10 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
         workspace_gib=options.workspace_gib,
         timing_cache=None if options.timing_cache is None else Path(options.timing_cache),
         log=inputs.log,
+        half=options.dtype == "float16",
     )
-    lowered = Path(tempfile.mkdtemp(prefix=".lowered.", suffix=".part", dir=target.parent))
+    lowered = target / "lowered"
+    lowered.mkdir()
     try:
         structure = _lower(inputs, library, lowered)
         built = build_plan(library, lowered / "model.onnx", target, read_json(inputs.plain / "cache.json"), settings)
@@ -107,6 +107,7 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
         built.record
         | structure
         | {
+            "dtype": _dtype(inputs),
             "summary": f"{names}: {_counted(structure)}",
             "versions": {library.name: library.version, "onnx": _version("onnx")},
             **({} if here in targets else _elsewhere(library, targets)),
@@ -129,6 +130,10 @@ def open_executor(folder: Path, *, max_batch: int, max_tokens: int, threads: int
     return TensorRTExecutor(folder, max_batch=max_batch, max_tokens=max_tokens)
 
 
+def _library(engine: Engine) -> Library:
+    return load_library(engine.tensorrt.library, ahead=bool(engine.tensorrt.sm))
+
+
 def _targets(engine: Engine, here: str | None) -> list[str]:
     """The compute capabilities to compile for."""
     if engine.tensorrt.sm:
@@ -143,7 +148,6 @@ def _targets(engine: Engine, here: str | None) -> list[str]:
 
 def _lower(inputs: BuildInputs, library: Library, folder: Path) -> dict[str, Any]:
     """The graph that is compiled, in ``folder``: plain, or with Q/DQ. Returns how many layers are what."""
-    import numpy as np
     import onnx
 
     from pipeline.engines.lowering.qdq import check_untouched, insert_qdq
@@ -156,13 +160,18 @@ def _lower(inputs: BuildInputs, library: Library, folder: Path) -> dict[str, Any
         if inputs.quantized is not None:
             with QuantizedCheckpoint(inputs.quantized / "checkpoint") as checkpoint:
                 check_untouched(model, inputs.plain, checkpoint)
-                insert_qdq(model, checkpoint, weights.add, None if library.strongly_typed else np.float32)
+                insert_qdq(model, checkpoint, weights.add, float_weights=not library.strongly_typed)
         weights.save(model, inputs.plain)
     if inputs.quantized is None:
         return {"quantized_matmuls": 0, "quantized_cache": 0}
     model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
     found = verify(model, folder, inputs.quantized / "checkpoint", inputs.recipe)
     return {"quantized_matmuls": found.quantized, "quantized_cache": found.cache}
+
+
+def _dtype(inputs: BuildInputs) -> str:
+    rest = inputs.engine.tensorrt.dtype
+    return rest if inputs.recipe is None else f"{inputs.recipe.weights} (rest {rest})"
 
 
 def _counted(structure: dict[str, Any]) -> str:

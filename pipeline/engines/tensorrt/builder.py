@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from pipeline.engines.tensorrt.library import Library
 from pipeline.engines.tensorrt.plan import DTYPES, PLAN, Binding, Description
 from pipeline.engines.tensorrt.profiles import make_profiles
+from pipeline.engines.tensorrt.weak import set_precisions
 from pipeline.errors import BuildError
 from pipeline.files import atomic_file
 
@@ -29,7 +30,7 @@ _SHOWN = 3  # of the library's own errors
 class Settings:
     """``sm``: the compute capabilities to compile for; a library that only builds for the GPU at hand takes that one.
     ``buckets``: batch sizes to tune steps for. ``workspace_gib`` 0: all of the GPU. ``tactics``: names of the
-    library's tactic sources, None: its own choice."""
+    library's tactic sources, None: its own choice. ``half``: float16 where a library without strong typing chooses."""
 
     max_batch: int
     max_tokens: int
@@ -40,6 +41,7 @@ class Settings:
     timing_cache: Path | None = None
     log: Path | None = None
     tactics: tuple[str, ...] | None = None
+    half: bool = True
     progress: bool = True
 
 
@@ -121,13 +123,8 @@ def _config(library: Library, builder: Any, network: Any, settings: Settings) ->
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(settings.workspace_gib * _GIB))
     if hasattr(trt.ProfilingVerbosity, "DETAILED"):
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for `enginegate show`; costs no speed
-    if not library.strongly_typed:  # it may use narrower types where the graph has them
-        kinds = {layer.type for layer in _layers_of(network)}
-        inputs = {network.get_input(place).dtype for place in range(network.num_inputs)}
-        if trt.DataType.HALF in inputs:
-            config.set_flag(trt.BuilderFlag.FP16)
-        if trt.LayerType.QUANTIZE in kinds:
-            config.set_flag(trt.BuilderFlag.INT8)
+    if not library.strongly_typed:
+        set_precisions(library, network, config, half=settings.half)
     if settings.tactics is not None:
         mask = 0
         for name in settings.tactics:

@@ -46,6 +46,10 @@ class Library:
         """Whether a network keeps the types that its graph says; else the library chooses, allowed by flags."""
         return hasattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
+    def graph_dtype(self, dtype: str) -> str:
+        """The type of the graph's floats for an engine in ``dtype``."""
+        return dtype if self.strongly_typed else "float32"
+
     @property
     def fp8(self) -> bool:
         """Whether it knows FP8."""

@@ -53,7 +53,7 @@ def make_tensorrt(version: str, *, sms: Sequence[int] = ()) -> types.ModuleType:
     module.LayerType = _kind("LayerType", ["MATRIX_MULTIPLY", "QUANTIZE", "DEQUANTIZE", "ELEMENTWISE"])
     flags = ["EXPLICIT_BATCH", "STRONGLY_TYPED"] if new else ["EXPLICIT_BATCH"]
     module.NetworkDefinitionCreationFlag = _kind("NetworkDefinitionCreationFlag", flags)
-    module.BuilderFlag = _kind("BuilderFlag", ["FP16", "INT8"])
+    module.BuilderFlag = _kind("BuilderFlag", ["FP16", "INT8", "PREFER_PRECISION_CONSTRAINTS"])
     module.MemoryPoolType = _kind("MemoryPoolType", ["WORKSPACE"])
     module.ProfilingVerbosity = _kind("ProfilingVerbosity", ["LAYER_NAMES_ONLY", "NONE", "DETAILED"])
     module.TacticSource = _kind("TacticSource", ["CUBLAS", "EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"])
@@ -74,12 +74,19 @@ def make_tensorrt(version: str, *, sms: Sequence[int] = ()) -> types.ModuleType:
     class Layer:
         num_outputs = 1
 
-        def __init__(self, node: Any) -> None:
+        precision: Any = None
+
+        def __init__(self, node: Any, kind: Any) -> None:
+            self.name = node.name
             self.type = module.LayerType[_LAYERS.get(node.op_type, "ELEMENTWISE")]
+            kind = module.DataType.INT8 if self.type is module.LayerType.QUANTIZE else kind
+            self._output = types.SimpleNamespace(dtype=kind, is_shape_tensor=False)
 
         def get_output(self, _place: int) -> Any:
-            kind = "INT8" if self.type is module.LayerType.QUANTIZE else "HALF"
-            return types.SimpleNamespace(dtype=module.DataType[kind])
+            return self._output
+
+        def set_output_type(self, _place: int, kind: Any) -> None:
+            assert kind is self.precision
 
     class Network:
         def __init__(self, flags: int) -> None:
@@ -90,7 +97,7 @@ def make_tensorrt(version: str, *, sms: Sequence[int] = ()) -> types.ModuleType:
             self.path = path
             graph = onnx.load(str(path), load_external_data=False).graph
             self.inputs, self.outputs = [Tensor(one) for one in graph.input], [Tensor(one) for one in graph.output]
-            self.layers = [Layer(node) for node in graph.node]
+            self.layers = [Layer(node, self.outputs[0].dtype) for node in graph.node]
             self.num_inputs, self.num_outputs, self.num_layers = map(len, (self.inputs, self.outputs, self.layers))
 
         def get_input(self, place: int) -> Tensor:
@@ -174,7 +181,7 @@ def make_tensorrt(version: str, *, sms: Sequence[int] = ()) -> types.ModuleType:
 
         def build_serialized_network(self, network: Network, config: Config) -> bytes | None:
             module.built.append(config)
-            config.network_flags = network.flags  # type: ignore[attr-defined]
+            config.network = network  # type: ignore[attr-defined]
             assert network.path is not None
             config.model = onnx.load(str(network.path))  # type: ignore[attr-defined]
             if module.refuse == "build":

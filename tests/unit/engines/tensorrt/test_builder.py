@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
@@ -29,22 +28,38 @@ SETTINGS = Settings(max_batch=4, max_tokens=64, sm=("90",), buckets=(1, 2, 4), p
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The decoder graph in half precision, for a library without strong typing."""
+    """The decoder graph in half precision."""
     folder = tmp_path_factory.mktemp("graph")
-    export_decoder(make_model("llama").half(), folder, capacity=64, opset=17)
+    export_decoder(make_model("llama").half(), folder, capacity=64)
     return folder / "model.onnx"
 
 
 @pytest.fixture(scope="module")
-def int8(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("int8")
+def old_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The decoder graph for a library without strong typing."""
+    folder = tmp_path_factory.mktemp("old")
+    export_decoder(make_model("llama"), folder, capacity=64, opset=17)
+    return folder / "model.onnx"
+
+
+@pytest.fixture(scope="module")
+def old_int8(old_graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with Q/DQ, and the weights' values as float32."""
+    folder, plain = tmp_path_factory.mktemp("int8"), old_graph.parent
     write_export(folder / "export", make_model("llama"), "int8")
-    model = onnx.load(str(graph), load_external_data=False)
+    model = onnx.load(str(old_graph), load_external_data=False)
     with QuantizedCheckpoint(folder / "export") as checkpoint:
-        insert_qdq(model, checkpoint, scales=np.float32)
-    assert verify(model, graph.parent, folder / "export", None).quantized == 14
+        insert_qdq(model, checkpoint, float_weights=True)
+    assert verify(model, plain, folder / "export", None).quantized == 14
     assert model.opset_import[0].version == 17
-    save_graph(model, folder / "model.onnx", graph.parent)
+    assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == 2 * 4 + 14
+    changed = next(tensor for tensor in model.graph.initializer if tensor.name.endswith("q_proj.weight_f"))
+    original = onnx.numpy_helper.to_array(changed)
+    changed.CopyFrom(onnx.numpy_helper.from_array(original * 1.1, changed.name))
+    with pytest.raises(BuildError, match="q_proj: its weight is not that of the export"):
+        verify(model, plain, folder / "export", None)
+    changed.CopyFrom(onnx.numpy_helper.from_array(original, changed.name))
+    save_graph(model, folder / "model.onnx", plain)
     return folder / "model.onnx"
 
 
@@ -57,7 +72,7 @@ def test_strongly_typed(graph: Path, tmp_path: Path, install: Callable[..., Any]
     trt = install("10.9.0")
     found = build(graph, tmp_path, workspace_gib=2, optimization_level=4)
     (config,) = trt.built
-    assert config.network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    assert config.network.flags == 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     assert config.flags == set()
     assert config.pools == {"WORKSPACE": 2 * 2**30}
     assert config.builder_optimization_level == 4
@@ -89,14 +104,25 @@ def test_the_profiles_are_set(graph: Path, tmp_path: Path, install: Callable[...
 
 
 def test_without_strong_types_flags_allow_them(
-    graph: Path, int8: Path, tmp_path: Path, install: Callable[..., Any]
+    old_graph: Path, old_int8: Path, tmp_path: Path, install: Callable[..., Any]
 ) -> None:
     trt = install("8.6.0")
-    build(graph, tmp_path)
-    build(int8, tmp_path, tactics=("EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"))
-    assert [config.flags for config in trt.built] == [{"FP16"}, {"FP16", "INT8"}]
-    assert trt.built[0].network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
-    assert trt.built[1].tactics == 0b110
+    found = build(old_graph, tmp_path)
+    build(old_int8, tmp_path, tactics=("EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"))
+    build(old_graph, tmp_path, half=False)
+    plain, quantized, full = trt.built
+    assert plain.flags == {"FP16", "PREFER_PRECISION_CONSTRAINTS"}
+    assert quantized.flags == {"FP16", "PREFER_PRECISION_CONSTRAINTS", "INT8"}
+    assert full.flags == set()
+    assert plain.network.flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+    assert quantized.tactics == 0b110
+    kinds = {binding.name: binding.dtype for binding in found.description.bindings}
+    assert (kinds["past_keys.0"], kinds["new_keys.0"], kinds["logits"]) == ("float16",) * 3
+    held = {layer.name for layer in plain.network.layers if layer.precision is trt.DataType.FLOAT}
+    # Two norms a layer and one at the end; of each the square, the mean, the root, ...
+    assert len([name for name in held if name.endswith("/Pow")]) == 2 * 2 + 1
+    assert all("norm" in name for name in held)
+    assert not any(layer.precision for layer in full.network.layers)
 
 
 def test_ahead_of_time(graph: Path, tmp_path: Path, install: Callable[..., Any]) -> None:
