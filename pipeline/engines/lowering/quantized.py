@@ -65,6 +65,8 @@ class QuantizedCheckpoint:
                 if place is None:
                     raise BuildError(f"{name}: names no decoder layer", _CALIBRATE)
                 self.cache[int(place[1]), "key" if kind == "k_scale" else "value"] = self._scalar(name)
+        if len(self.cache) != 2 * len({layer for layer, _ in self.cache}):
+            raise BuildError(f"{folder}: a layer has a scale for its keys or its values only", _CALIBRATE)
         if _promises_cache(folder) != bool(self.cache):
             raise BuildError(f"{folder}: the KV cache is quantised according to one file, not to the other", _CALIBRATE)
         if not self.layers:

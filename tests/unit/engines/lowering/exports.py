@@ -35,9 +35,10 @@ def write_export(
         tensors[f"{name}.input_scale"] = torch.rand((), generator=draw) / 100 + 0.01
         if smooth and not fp8:
             tensors[f"{name}.pre_quant_scale"] = torch.rand(weight.shape[1], generator=draw) + 0.5
-        for part in "kv":
-            if cache and name.endswith(f"{part}_proj"):
-                tensors[f"{name}.{part}_scale"] = torch.tensor(0.01 + 0.001 * len(tensors))
+        if cache and name.endswith("o_proj"):
+            for part in "kv":
+                scale = torch.tensor(0.01 + 0.001 * len(tensors))
+                tensors[f"{name.removesuffix('o_proj')}{part}_proj.{part}_scale"] = scale
     folder.mkdir()
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     said = {"quant_algo": "FP8" if weights == "fp8" else "W8A8", "kv_cache_quant_algo": "FP8" if cache else None}

@@ -233,6 +233,11 @@ def test_a_cache_without_scales_is_refused(exports: dict[str, Path], tmp_path: P
         for name in [name for name in tensors if name.endswith(("k_scale", "v_scale"))]:
             del tensors[name]
 
+    def drop_one(tensors: dict[str, Any]) -> None:
+        del tensors[f"{KEY}.k_scale"]
+
+    with pytest.raises(BuildError, match="a layer has a scale for its keys or its values only"):
+        QuantizedCheckpoint(edit(exports["fp8"], tmp_path / "one", drop_one))
     folder = edit(exports["fp8"], tmp_path / "edited", drop)
     assert json.loads((folder / "hf_quant_config.json").read_text())["quantization"]["kv_cache_quant_algo"] == "FP8"
     with pytest.raises(BuildError, match="KV cache is quantised according to one file, not to the other"):
