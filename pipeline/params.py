@@ -142,6 +142,27 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class TensorRT:
+    """How the backend ``tensorrt`` compiles."""
+
+    __pydantic_config__ = STRICT
+    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
+    dtype: Literal["float16", "float32"] = "float16"  # of what is not quantised
+    sm: tuple[int, ...] = ()  # compile ahead of time for these GPUs; empty: for the one at hand
+    decode_batches: tuple[int, ...] = (1, 8)  # batch sizes that steps are tuned for, beside max_batch
+    optimization_level: int = 3
+    workspace_gib: float = 0  # scratch memory that a kernel may ask for; 0: no limit
+    timing_cache: str | None = ".cache/tensorrt/timing.cache"  # kernel timings, read and written; null: none
+
+    def __post_init__(self) -> None:
+        _require(all(50 <= sm <= 199 for sm in self.sm), "sm: compute capabilities without a dot, such as 89")
+        _require(len(set(self.sm)) == len(self.sm), "sm: one stands twice")
+        _require(all(batch >= 1 for batch in self.decode_batches), "decode_batches: must be at least 1")
+        _require(0 <= self.optimization_level <= 5, "optimization_level: must be between 0 and 5")
+        _require(self.workspace_gib >= 0, "workspace_gib: must be 0 (no limit) or more")
+
+
+@dataclass(frozen=True)
 class Vllm:
     """How backend ``vllm`` serves an engine; program, dtype and time limit are the baseline's, so that arms compare."""
 
@@ -184,10 +205,11 @@ class Engine:
     """What is built and its limits."""
 
     __pydantic_config__ = STRICT
-    backend: Literal["onnxruntime", "tensorrt_llm", "vllm"] = "onnxruntime"
+    backend: Literal["onnxruntime", "tensorrt", "tensorrt_llm", "vllm"] = "onnxruntime"
     max_batch: int = 16
     max_tokens: int = 2048  # prompt and answer together
     threads: int = 0  # 0: one for each core
+    tensorrt: TensorRT = field(default_factory=TensorRT)
     vllm: Vllm = field(default_factory=Vllm)
     tensorrt_llm: TensorRTLLM = field(default_factory=TensorRTLLM)
 
