@@ -42,7 +42,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Data:
-    """Where rows come from: ``demo``, a local json, jsonl, parquet or csv file, or a hub id."""
+    """Where rows come from: ``demo``, a local json, jsonl, parquet or csv file, a hub id, or a prompt log."""
 
     __pydantic_config__ = STRICT
     source: str = DEMO
@@ -52,8 +52,25 @@ class Data:
     eval_split: str = "eval"
     calib_file: str | None = None  # local files: one file a set, instead of splits
     eval_file: str | None = None
+    calib_log: str | None = None  # calibrate on real traffic: JSON lines of OpenAI-style requests; a glob is allowed
+    profile_log: str | None = None  # a prompt log whose prompt lengths the calibration set takes
+    log_bad_lines: float = 0.01  # the share of a log's lines that may be unusable
+    redact: tuple[str, ...] = ()  # of the calibration texts, in order: email, phone, digits, or module:function
+    max_rows: int | None = None  # read at most so many rows of a set; the card says so
     licence: str | None = None
     columns: Columns = field(default_factory=Columns)
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.log_bad_lines < 1, "log_bad_lines: must be a share from 0 up to, not including, 1")
+        _require(self.max_rows is None or self.max_rows >= 1, "max_rows: must be at least 1, or null")
+        known = ("email", "phone", "digits")
+        for name in self.redact:
+            place, _, function = name.partition(":")
+            _require(
+                name in known
+                or (bool(function) and all(part.isidentifier() for part in (*place.split("."), function))),
+                f"redact: {name!r} is none of {', '.join(known)} and no module:function",
+            )
 
 
 @dataclass(frozen=True)
@@ -75,14 +92,36 @@ class Calib:
 
     __pydantic_config__ = STRICT
     samples: int = 10_000
+    strata: int = 20  # length bands in which the sample has the shares of the evaluation set; 1: none
     max_tokens: int = 2048  # longer samples are left out and counted, never cut
-    batch_tokens: int = 8192
+    batch_tokens: int | None = None  # of one forward pass; null: 32768 on a GPU, 4096 on a CPU
     answers: bool = True  # calibrate on prompt and reference answer: decoding sees answers too
+    processes: int | Literal["auto"] = "auto"  # ranks that share the work; auto: one for each GPU
+    device_map: Literal["auto"] | None = None  # auto: one model over all GPUs and the host, in one process
+    save_every_s: float = 30.0  # a killed calibration loses no more than this
+    wait_s: float = 1800.0  # how long the ranks wait for the slowest
 
     def __post_init__(self) -> None:
         _require(self.samples >= 1, "samples: must be at least 1")
+        _require(1 <= self.strata <= 1000, "strata: must be between 1 (none) and 1000")
         _require(self.max_tokens >= 8, "max_tokens: must be at least 8")
-        _require(self.batch_tokens >= self.max_tokens, "batch_tokens: must be at least calib.max_tokens")
+        _require(
+            self.batch_tokens is None or self.batch_tokens >= self.max_tokens,
+            "batch_tokens: must be at least calib.max_tokens, or null",
+        )
+        _require(self.processes == "auto" or self.processes >= 1, "processes: must be at least 1, or auto")
+        _require(
+            self.device_map is None or self.processes in ("auto", 1),
+            "processes: must be 1 or auto with calib.device_map: one model takes all GPUs",
+        )
+        _require(self.save_every_s >= 0, "save_every_s: must not be negative")
+        _require(self.wait_s > 0, "wait_s: must be above 0")
+
+    def process_count(self, gpus: int) -> int:
+        """How many processes calibrate together on a machine with so many GPUs."""
+        if self.device_map is not None:
+            return 1
+        return max(1, gpus) if self.processes == "auto" else self.processes
 
 
 @dataclass(frozen=True)
@@ -119,15 +158,41 @@ class Vllm:
 
 
 @dataclass(frozen=True)
+class TensorRTLLM:
+    """Where TensorRT-LLM lives (an environment of its own), and how its engines are built and served."""
+
+    __pydantic_config__ = STRICT
+    python: str = ".venv-trtllm/bin/python"  # of a virtual environment; its programs are beside it
+    container: str | None = None  # instead: `docker run ... IMAGE`; {project}, {uid}, {gid} are filled in
+    env: dict[str, str] = field(default_factory=dict)
+    profile: Literal["auto", "engine", "pytorch"] = "auto"  # auto: engine where the installed version has it
+    build: Literal["trtllm-build", "llm-api"] = "trtllm-build"
+    dtype: Literal["float16", "bfloat16"] = "float16"  # of what is not quantised
+    tp: int = 1  # GPUs that an engine is cut for
+    max_num_tokens: int = 8192  # tokens of all requests in one pass
+    timing_cache: str | None = None  # a timing cache to start from
+    build_timeout_s: int = 7200
+    memory_fraction: float = 0.9  # of the GPU memory left over by the weights, for the KV cache
+    block_reuse: bool = False  # between requests; the baseline has it off too
+
+    def __post_init__(self) -> None:
+        _require(self.tp >= 1, "tp: must be at least 1")
+        _require(self.max_num_tokens >= 32, "max_num_tokens: must be at least 32 (a block of the KV cache)")
+        _require(self.build_timeout_s >= 1, "build_timeout_s: must be at least 1")
+        _require(0 < self.memory_fraction < 1, "memory_fraction: must be between 0 and 1")
+
+
+@dataclass(frozen=True)
 class Engine:
     """What is built and its limits."""
 
     __pydantic_config__ = STRICT
-    backend: Literal["onnxruntime", "vllm"] = "onnxruntime"
+    backend: Literal["onnxruntime", "tensorrt_llm", "vllm"] = "onnxruntime"
     max_batch: int = 16
     max_tokens: int = 2048  # prompt and answer together
     threads: int = 0  # 0: one for each core
     vllm: Vllm = field(default_factory=Vllm)
+    tensorrt_llm: TensorRTLLM = field(default_factory=TensorRTLLM)
 
     def __post_init__(self) -> None:
         _require(1 <= self.max_batch <= 1024, "max_batch: must be between 1 and 1024")
@@ -288,6 +353,10 @@ class Params:
         )
         unknown = set(self.bench.engines or ()) - set(self.recipes)
         _require(not unknown, f"bench.engines: {', '.join(sorted(unknown))} is not in recipes")
+        _require(
+            self.engine.backend != "tensorrt_llm" or self.eval.scored == 0,
+            "eval.scored: must be 0 with engine.backend tensorrt_llm: trtllm-serve scores no prompts",
+        )
 
 
 def load_params(path: Path = PARAMS_FILE) -> Params:

@@ -125,6 +125,7 @@ def _ask(server: Server, arm: Arm, items: list[Item], params: Params, *, max_tok
         concurrency=concurrency,
         order_seed=arm.order_seed,
         label=arm.name,
+        dialect=server.dialect,
     )
     wall_s = time.perf_counter() - begin
     arm = replace(arm, wall_s=wall_s, extra=arm.extra | {"concurrency": concurrency})

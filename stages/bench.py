@@ -2,8 +2,8 @@
 
 One stage for all arms. A repeat benches every arm, each on a fresh server, and the next repeat goes through them
 backwards, so that what drifts in a machine (heat, neighbours, clocks) strikes all arms alike. Numbers of one arm taken
-on another day would be cheaper and no comparison; so a changed engine benches them all again. The stage depends on
-the answers: they name the engines' digests, and nothing else runs beside a load.
+on another day would be cheaper, and no comparison; so a changed engine benches them all again. What only the gate
+reads (metrics, margins) does not.
 
 Writes ``artifacts/bench``; without ``bench.kinds`` in params.yaml it holds no arm. Server logs stay in ``logs/``.
 """
@@ -27,11 +27,12 @@ from pipeline.gate.policy import Policy, load_policy
 from pipeline.params import Params, load_params
 from pipeline.records import read_items
 from pipeline.serving.arms import ENGINES, serving
-from pipeline.serving.vllm import vllm_devices, vllm_dtype
+from pipeline.serving.vllm import vllm_dtype
 from stages._main import stage
 
 ITEMS = Path("calib_data/eval.jsonl")
 BASELINE = "baseline"
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s of load"
 
 
 def main() -> None:
@@ -54,14 +55,14 @@ def _bench(arms: dict[str, ArmBench], params: Params, policy: Policy, gpu: bool)
     repeats = [make_loads(params.bench, prompts, params.seed, repeat) for repeat in range(params.bench.repeats)]
     total = len(arms) * sum(load.seconds for loads in repeats for load in loads)
     order = []
-    with client() as workers, tqdm(total=round(total), desc="bench", unit="s of load", mininterval=5) as bar:
+    with client() as workers, tqdm(total=total, desc="bench", bar_format=BAR, mininterval=5) as bar:
         setting = Setting(params.bench, policy.service, workers, find_nvml())
         for repeat, loads in enumerate(repeats):
             for name in in_turn(list(arms), repeat):
                 order.append(name)
                 for run in bench_arm(partial(serving, name, params, gpu), loads, setting, repeat):
                     arms[name].runs.append(run)
-                    bar.update(round(run.numbers["seconds"]))
+                    bar.update(run.numbers["seconds"])
                     tqdm.write(f"{name}, repeat {repeat + 1}: {line(run)}")
     return order
 
@@ -77,7 +78,6 @@ def _about(name: str, params: Params, policy: Policy, device: dict[str, Any]) ->
             "dtype": vllm_dtype(params.baseline, device.get("gpu") is not None),
             "engine_digest": None,
             "limits": {"max_tokens": params.engine.max_tokens},
-            "devices": vllm_devices(params.baseline),
         }
     manifest = read_manifest(ENGINES / name)
     return bench | {
@@ -86,7 +86,6 @@ def _about(name: str, params: Params, policy: Policy, device: dict[str, Any]) ->
         "dtype": manifest["dtype"],
         "engine_digest": manifest["digest"],
         "limits": manifest["limits"],
-        "devices": 1,
     }
 
 

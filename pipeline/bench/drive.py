@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,12 +65,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Driven:
-    """What one process did: its samples, its event loop's lags (seconds), the CPU it used and its kind of loop."""
+    """What one process did: its samples, its event loop's lags (seconds), the CPU it used, its kind of loop, its
+    priority (as ``nice`` counts: lower goes first)."""
 
     samples: list[Sample]
     loop_lags: list[float]
     cpu_s: float
     loop: str
+    nice: int = 0
 
 
 def run_part(part: Part, start: float) -> Driven:
@@ -116,7 +119,8 @@ async def _drive(part: Part, start: float, loop: str) -> Driven:
         else:
             await shooter.schedule(part.due)
         watch.cancel()
-        return Driven(shooter.samples, lags, time.process_time() - before, loop)
+        used = time.process_time() - before
+        return Driven(shooter.samples, lags, used, loop, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 async def _watch(lags: list[float]) -> None:
@@ -167,8 +171,7 @@ class _Shooter:
         failure = detail = ""
         try:
             async with asyncio.timeout(max(0.0, at + part.timeout_s - sent)):
-                # The silence that `complete` bears is longer than the whole time, so this timeout is the one.
-                answer = await complete(self.session, part.url, part.model, request, 2 * part.timeout_s)
+                answer = await complete(self.session, part.url, part.model, request, stall_s=None)
             sent, tokens = answer.begin - start, answer.token_times
             end = sent + answer.total_s
         except RequestError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pipeline.params import Bench, Spike
 from pipeline.records import Item
 from pipeline.serving.client import refuse_too_long
 from pipeline.serving.completion import CompletionRequest
+from pipeline.serving.dialects import Dialect
 
 SLICE_S = 1.0
 
@@ -48,6 +49,10 @@ class Load:
         for due in self.due or ():
             counts[int(due / SLICE_S)] = counts.get(int(due / SLICE_S), 0) + 1
         return max(counts.values(), default=0)
+
+    def speaking(self, dialect: Dialect) -> Load:
+        """The same load in the words of another server."""
+        return replace(self, requests=tuple(replace(request, dialect=dialect) for request in self.requests))
 
 
 @dataclass(frozen=True)

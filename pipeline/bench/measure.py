@@ -69,7 +69,7 @@ def measure(load: Load, samples: Sequence[Sample], good: Good, share: Decimal) -
     sound = [times[id(sample)] for sample in kept if not sample.failure]
     is_good = {key: one.is_good(good) for key, one in times.items()}
     failures = Counter(sample.failure for sample in kept if sample.failure)
-    finished = [sample for sample in samples if not sample.failure and begin <= sample.end_s <= load.seconds]
+    finished = [sample for sample in samples if not sample.failure and begin < sample.end_s <= load.seconds]
     good_share = _per_cent(sum(is_good[id(sample)] for sample in kept if not sample.failure), len(kept))
     slices = _slices(load, kept, times, is_good)
     return {
@@ -138,7 +138,7 @@ def _rates(
     tokens = 0
     for sample in samples:
         arrived = np.asarray(sample.tokens_s) + sample.sent_s
-        tokens += int(np.count_nonzero((arrived >= begin) & (arrived <= end)))
+        tokens += int(np.count_nonzero((arrived > begin) & (arrived <= end)))
     return {
         "requests_per_s": _rate(len(finished), window_s),
         "output_tokens_per_s": _rate(tokens, window_s),
@@ -256,6 +256,7 @@ def client_state(load: Load, driven: Sequence[Driven], max_lag_ms: float, max_re
         **lags,
         "processes": len(driven),
         "loop": driven[0].loop,
+        "nice": max(one.nice for one in driven),
         "cpu_ms_per_request": 1000 * sum(one.cpu_s for one in driven) / len(samples) if samples else None,
     }
 

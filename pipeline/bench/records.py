@@ -37,14 +37,15 @@ class Run:
 
 @dataclass
 class ArmBench:
-    """One arm's runs so far. ``about`` says what was benched."""
+    """One arm's runs so far. ``about`` says what was benched; on how many devices, its servers told."""
 
     about: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         """The content of bench.json."""
-        return {"schema": SCHEMA, **self.about, "runs": [run.numbers for run in self.runs]}
+        devices = max((run.numbers["server"]["devices"] for run in self.runs), default=1)
+        return {"schema": SCHEMA, **self.about, "devices": devices, "runs": [run.numbers for run in self.runs]}
 
 
 def write_bench(folder: Path, arms: dict[str, ArmBench], order: Sequence[str]) -> None:

@@ -45,10 +45,10 @@ def bench_arm(
         with serve() as server:
             model, alive = served_model(server), True
             while left and alive:
-                load = left.pop(0)
+                load = left.pop(0).speaking(server.dialect)
                 _warm_up(server, model, load, setting)
                 run = _run(server, model, load, setting, repeat)
-                alive = healthy(server)
+                alive = all(map(healthy, (server, *server.others)))
                 run.numbers["server"]["died"] = not alive
                 yield run
 
@@ -87,6 +87,7 @@ def _run(server: Server, model: str, load: Load, setting: Setting, repeat: int) 
         "client": client_state(load, driven, bench.max_lag_ms, len(load.due or ())),
         "server": {
             "start_s": server.start_s,
+            "devices": sum(one.gpus for one in (server, *server.others)),
             "cpu_cores": found["cpu_cores"],
             "cpu_growth": _growth(load, snapshots, start),
             "rss": found["rss"],

@@ -9,17 +9,19 @@ from __future__ import annotations
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http.client import HTTPException
 from typing import Any
 
+from pipeline.serving.dialects import Dialect
 from pipeline.serving.process import Server
 
-# Metrics by the last part of their name: vLLM prefixes them with `vllm:`, our own server with `enginegate:`.
+# Metrics by the last part of their name, which vLLM, our own server and TensorRT-LLM (1.1 and later) prefix each.
 GAUGES = {
     "kv_cache_usage_perc": "kv_cache",  # 0 to 1
+    "kv_cache_utilization": "kv_cache",
     "num_requests_running": "running",
     "num_requests_waiting": "waiting",
 }
@@ -30,17 +32,18 @@ COUNTERS = {
     "request_decode_time_seconds_sum": "decode_s",
     "request_decode_time_seconds_count": "finished",
 }
-PREFIXES = ("vllm:", "enginegate:")
+PREFIXES = ("vllm:", "enginegate:", "trtllm_")
+PATHS: dict[Dialect, str] = {"vllm": "/metrics", "trtllm-serve": "/prometheus/metrics"}
 
 
 @dataclass(frozen=True)
 class Gpu:
     """One GPU: utilisation in per cent, memory in bytes, power in watts, energy since the driver was loaded in
-    joules (None on cards that do not count it)."""
+    joules. None for what a card does not tell (old cards count no energy, parts of a card know no utilisation)."""
 
-    utilisation: float
-    memory: int
-    power_w: float
+    utilisation: float | None
+    memory: int | None
+    power_w: float | None
     energy_j: float | None
 
 
@@ -79,16 +82,22 @@ class Nvml:
 
     def _gpu(self, handle: Any) -> Gpu:
         module = self.module
-        try:
-            energy = module.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000  # millijoules
-        except module.NVMLError_NotSupported:
-            energy = None
+        rates = self._told(module.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._told(module.nvmlDeviceGetMemoryInfo, handle)
+        power = self._told(module.nvmlDeviceGetPowerUsage, handle)
+        energy = self._told(module.nvmlDeviceGetTotalEnergyConsumption, handle)
         return Gpu(
-            utilisation=float(module.nvmlDeviceGetUtilizationRates(handle).gpu),
-            memory=int(module.nvmlDeviceGetMemoryInfo(handle).used),
-            power_w=module.nvmlDeviceGetPowerUsage(handle) / 1000,  # milliwatts
-            energy_j=energy,
+            utilisation=None if rates is None else float(rates.gpu),
+            memory=None if memory is None else int(memory.used),
+            power_w=None if power is None else power / 1000,  # milliwatts
+            energy_j=None if energy is None else energy / 1000,  # millijoules
         )
+
+    def _told(self, ask: Callable[[Any], Any], handle: Any) -> Any:
+        try:
+            return ask(handle)
+        except self.module.NVMLError_NotSupported:
+            return None
 
 
 def _is_named(uuid: str, names: Sequence[str]) -> bool:
@@ -104,17 +113,17 @@ def find_nvml() -> Nvml | None:
 
     try:
         return Nvml(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    except pynvml.NVMLError_LibraryNotFound:
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
 
 
 class Processes:
-    """CPU and memory of a process and all that it started."""
+    """CPU and memory of processes and all that they started."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, *pids: int) -> None:
         import psutil
 
-        self.root = psutil.Process(pid)
+        self.roots = [psutil.Process(pid) for pid in pids]
         self._cpu: dict[tuple[int, float], float] = {}  # also of those that ended: their seconds were spent
 
     def read(self) -> tuple[float, int]:
@@ -122,11 +131,7 @@ class Processes:
         import psutil
 
         rss = 0
-        try:
-            tree = [self.root, *self.root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            tree = []  # the server has ended
-        for process in tree:
+        for process in (process for root in self.roots for process in _tree(root)):
             try:
                 with process.oneshot():
                     times, memory = process.cpu_times(), process.memory_info()
@@ -135,6 +140,16 @@ class Processes:
             except psutil.NoSuchProcess:
                 continue  # it ended between the list and the look
         return sum(self._cpu.values()), rss
+
+
+def _tree(root: Any) -> list[Any]:
+    """The process with all its children; nothing when it has ended."""
+    import psutil
+
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def parse_metrics(text: str) -> dict[str, float]:
@@ -154,13 +169,25 @@ def parse_metrics(text: str) -> dict[str, float]:
     return found
 
 
+def added(servers: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of several servers as those of one: sums, and the fullest KV cache."""
+    found: dict[str, float] = {}
+    for metrics in servers:
+        for name, value in metrics.items():
+            before = found.get(name, 0.0)
+            found[name] = max(before, value) if name == "kv_cache" else before + value
+    return found
+
+
 class Telemetry:
-    """Takes snapshots of one server."""
+    """Takes snapshots of one server, or of all replicas of an engine together."""
 
     def __init__(self, server: Server, nvml: Nvml | None = None) -> None:
-        self.url = server.url
+        self.urls = server.urls
+        self.path = PATHS[server.dialect]
         self.nvml = nvml
-        self.processes = Processes(server.pid) if server.pid is not None else None
+        pids = [one.pid for one in (server, *server.others) if one.pid is not None]
+        self.processes = Processes(*pids) if pids else None
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def snapshot(self) -> Snapshot:
@@ -170,12 +197,15 @@ class Telemetry:
         return Snapshot(at, cpu_s, rss, self.nvml.read() if self.nvml else None, self._metrics())
 
     def _metrics(self) -> dict[str, float] | None:
-        """None for a server without ``/metrics``, and for one that is too busy or dead to answer."""
-        try:
-            with self._opener.open(f"{self.url}/metrics", timeout=2) as response:
-                return parse_metrics(response.read().decode(errors="replace"))
-        except (OSError, HTTPException, ValueError):
-            return None
+        """None for a server without Prometheus metrics, and when one is too busy or dead to answer."""
+        found = []
+        for url in self.urls:
+            try:
+                with self._opener.open(url + self.path, timeout=2) as response:
+                    found.append(parse_metrics(response.read().decode(errors="replace")))
+            except (OSError, HTTPException, ValueError):
+                return None
+        return added(found)
 
     @contextmanager
     def sampling(self, every_s: float) -> Iterator[list[Snapshot]]:
@@ -231,25 +261,32 @@ def summary(snapshots: Sequence[Snapshot], begin: float, end: float, tokens: int
 
 
 def _gpu(within: Sequence[Snapshot], tokens: int) -> dict[str, Any] | None:
-    """All GPUs together; utilisation and power are means over the time."""
+    """All GPUs together; utilisation and power are means over the time. None for what one of them does not tell."""
     seen = [one for one in within if one.gpus]
     if not seen:
         return None
     import numpy as np
 
-    power = [sum(gpu.power_w for gpu in one.gpus or ()) for one in seen]
-    counted = all(gpu.energy_j is not None for one in seen for gpu in one.gpus or ())
-    first, last = (sum(gpu.energy_j or 0 for gpu in one.gpus or ()) for one in (seen[0], seen[-1]))
-    # Where a card does not count energy, power over time gives it.
-    energy = last - first if counted else float(np.trapezoid(power, [one.at for one in seen]))
+    used, memory, power, energy = (_each(seen, name) for name in ("utilisation", "memory", "power_w", "energy_j"))
+    spent = None
+    if energy is not None:
+        spent = sum(energy[-1]) - sum(energy[0])
+    elif power is not None:  # power over time gives it too
+        spent = float(np.trapezoid([sum(row) for row in power], [one.at for one in seen]))
     return {
         "count": len(seen[0].gpus or ()),
-        "utilisation": float(np.mean([gpu.utilisation for one in seen for gpu in one.gpus or ()])),
-        "memory": max(sum(gpu.memory for gpu in one.gpus or ()) for one in seen),
-        "power_w": float(np.mean(power)),
-        "energy_j": energy,
-        "energy_per_token_j": energy / tokens if tokens and len(seen) > 1 else None,
+        "utilisation": None if used is None else float(np.mean(used)),
+        "memory": None if memory is None else max(map(sum, memory)),
+        "power_w": None if power is None else float(np.mean([sum(row) for row in power])),
+        "energy_j": spent,
+        "energy_per_token_j": spent / tokens if spent is not None and tokens and len(seen) > 1 else None,
     }
+
+
+def _each(seen: Sequence[Snapshot], name: str) -> list[list[float]] | None:
+    """One number of every GPU in every snapshot; None when one is missing."""
+    rows = [[getattr(gpu, name) for gpu in one.gpus or ()] for one in seen]
+    return None if any(value is None for row in rows for value in row) else rows
 
 
 def _server_metrics(snapshots: Sequence[Snapshot]) -> dict[str, float] | None:
@@ -258,6 +295,6 @@ def _server_metrics(snapshots: Sequence[Snapshot]) -> dict[str, float] | None:
     if len(seen) < 2:
         return None
     highest: Callable[[str], float] = lambda name: max(row[name] for row in seen if name in row)  # noqa: E731
-    found = {name: highest(name) for name in GAUGES.values() if any(name in row for row in seen)}
+    found = {name: highest(name) for name in dict.fromkeys(GAUGES.values()) if any(name in row for row in seen)}
     both = seen[0].keys() & seen[-1].keys()
     return found | {name: seen[-1][name] - seen[0][name] for name in COUNTERS.values() if name in both}

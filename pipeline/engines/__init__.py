@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BACKENDS = {
     "onnxruntime": "pipeline.engines.onnxruntime",
     "vllm": "pipeline.engines.vllm",
+    "tensorrt_llm": "pipeline.engines.tensorrt_llm",
 }
 
 

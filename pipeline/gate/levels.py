@@ -23,6 +23,7 @@ Outcome = Literal["met", "not met", "not enough", "absent", "invalid"]
 UNITS = {"error_rate": "%", "cpu_growth": "%", "cost": "per 1M tokens"}
 GRAVITY: tuple[Outcome, ...] = ("met", "not enough", "absent", "not met", "invalid")
 RUN_BENCH = "set bench.kinds in params.yaml and run `dvc repro`"
+AGAIN = "measure again, `dvc repro --force --single-item bench`, then `dvc repro`"
 
 
 @dataclass(frozen=True)
@@ -96,22 +97,35 @@ def _find(
     """What there is to judge, point by point; never empty."""
     if bench is None:
         return [_Found(outcome="absent", detail=f"this arm was not benched: {RUN_BENCH}")]
-    if bench["engine_digest"] != digest:
-        detail = f"the bench is of engine {bench['engine_digest']}, not of {digest}: run it again"
-        return [_Found(outcome="invalid", detail=detail)]
     runs = [run for run in bench["runs"] if run["load"] == level.load]
     if not runs:
         return [_Found(outcome="absent", detail=f"the load `{level.load}` was not run: add it to bench.kinds")]
-    if lagged := [run for run in runs if not run["client"]["valid"]]:
-        return [_Found(outcome="invalid", detail=f"{lagged[0]['point']}: {lagged[0]['client']['why']}")]
+    if problem := _invalid(runs, service, bench, digest):
+        return [_Found(outcome="invalid", detail=f"{problem}: {AGAIN}")]
     if level.measure == "cost":
         return [_cost(bench, service, prices)]
-    chosen = runs
     if level.load == "sweep":
         best = capacity(runs, service.share)
         assert best is not None
-        chosen = points(runs, "sweep")[best.point]
-    return [_measured(level, rows) for rows in points(chosen, str(level.load)).values()]
+        runs = points(runs, "sweep")[best.point]
+    return [_measured(level, rows) for rows in points(runs, str(level.load)).values()]
+
+
+def _invalid(runs: Sequence[Run], service: Service, bench: Mapping[str, Any], digest: str | None) -> str:
+    """Why these runs are no evidence; empty when they are."""
+    if bench["engine_digest"] != digest:
+        return f"the bench is of engine {bench['engine_digest']}, not of {digest}"
+    if (counted := _counting(service)) != {key: bench["service"][key] for key in counted}:
+        return "service.good or service.share changed after the bench"
+    return next((f"{run['point']}: {run['client']['why']}" for run in runs if not run["client"]["valid"]), "")
+
+
+def _counting(service: Service) -> dict[str, Any]:
+    """What a bench counted by, as its bench.json holds it."""
+    good = {
+        name: None if limit is None else format(limit.normalize(), "f") for name, limit in vars(service.good).items()
+    }
+    return {"good": good, "share": format(service.share.normalize(), "f")}
 
 
 def _measured(level: Level, rows: Sequence[Run]) -> _Found:
@@ -125,7 +139,7 @@ def _measured(level: Level, rows: Sequence[Run]) -> _Found:
     if level.measure == "error_rate":
         counted = min([requests, *(run["spike"]["requests"] for run in rows if run["spike"])])
         percentile = min(max(100 - level.limit, Decimal(50)), Decimal("99.9"))
-        values = [max(run["error_rate"], *(run["spike"]["error_rates"] if run["spike"] else ())) for run in rows]
+        values = [max([run["error_rate"], *(run["spike"]["error_rates"] if run["spike"] else ())]) for run in rows]
     else:
         assert level.at is not None
         counted, percentile = requests, level.at
@@ -143,13 +157,13 @@ def _cost(bench: Mapping[str, Any], service: Service, prices: Prices) -> _Found:
     best = capacity(bench["runs"], service.share)
     assert best is not None
     requests = min(int(run["requests"]) for run in points(bench["runs"], "sweep")[best.point])
-    needed = requests_needed(min(service.share, Decimal("99.9")))
+    needed = requests_needed(Decimal(50))  # a rate is a mean, not a tail
     hourly = prices.of(bench)
     if hourly is None:
         name = device_name(bench)
         return _Found((), requests, best.point, "absent", f"no price for `{name}`: add it to prices.yaml")
     if requests < needed:
-        detail = f"not enough requests: {requests} of the {needed} that a share of {service.share} % needs"
+        detail = f"not enough requests: {requests} of {needed}"
         return _Found((), requests, best.point, "not enough", detail)
     tokens = best.tokens_per_s(prices.basis) if best.holds else [0.0] * len(best.requests_per_s)
     note = f"{prices.basis} tokens, {prices.currency} {hourly} an hour, {prices.utilisation} % used"

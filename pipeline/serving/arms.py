@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.engines import ServerBackend, get_backend
@@ -55,7 +56,7 @@ def _baseline(params: Params, gpu: bool) -> Iterator[Server]:
     baseline, limit = params.baseline, params.engine.max_tokens
     if baseline.url is not None:
         with running(baseline.url, "baseline") as server:
-            yield server
+            yield replace(server, gpus=baseline.tensor_parallel_size)
         return
     command = vllm_command(
         baseline, CHECKPOINT, name="baseline", model=MODEL, port=choose_port(), max_tokens=limit, gpu=gpu

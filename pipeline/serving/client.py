@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pipeline.errors import DataError, ServerError
 from pipeline.records import Item, Record, Timing
 from pipeline.serving.completion import Completion, CompletionRequest, complete
+from pipeline.serving.dialects import Dialect
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -42,6 +43,7 @@ def ask(
     order_seed: int,
     label: str = "asking",
     stall_s: float = 300.0,
+    dialect: Dialect = "vllm",
 ) -> tuple[list[Record], list[Timing]]:
     """The greedy answer to each item and how long it took, in the order of ``items``.
 
@@ -58,7 +60,8 @@ def ask(
 
     refuse_too_long(items, max_new_tokens, max_tokens)
     requests = [
-        CompletionRequest(item.id, item.prompt_token_ids, max_new_tokens, tuple(stop_token_ids)) for item in items
+        CompletionRequest(item.id, item.prompt_token_ids, max_new_tokens, tuple(stop_token_ids), dialect=dialect)
+        for item in items
     ]
     random.Random(order_seed).shuffle(requests)
     turns = in_turn(url)

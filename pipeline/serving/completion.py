@@ -21,10 +21,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ServerError
+from pipeline.serving.dialects import Dialect, trtllm_body
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, ClientTimeout
 
+CONNECT_S = 30
 EXCERPT = 500  # characters of a response body shown in an error
 _JSON = {"Content-Type": "application/json"}
 Block = tuple[float, bytes]  # when it came (``time.perf_counter``), and what
@@ -47,9 +49,12 @@ class CompletionRequest:
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    dialect: Dialect = "vllm"
 
     def body(self, model: str) -> dict[str, Any]:
         """The JSON body. Everything that could change greedy decoding is said explicitly."""
+        if self.dialect == "trtllm-serve":
+            return trtllm_body(self, model)
         return {
             "model": model,
             "prompt": list(self.prompt_token_ids),
@@ -88,12 +93,13 @@ class Completion:
 
 
 async def complete(
-    session: ClientSession, url: str, model: str, request: CompletionRequest, stall_s: float = 300.0
+    session: ClientSession, url: str, model: str, request: CompletionRequest, stall_s: float | None = 300.0
 ) -> Completion:
     """Sends ``request`` to the server at ``url`` and reads the stream to its end.
 
     Raises RequestError, naming the item, for an HTTP error, an error event inside the stream, ``stall_s``
-    seconds without a byte, a broken or unfinished stream, and an answer that contradicts itself.
+    seconds without a byte (None: the caller has a timeout of its own), a broken or unfinished stream, and an answer
+    that contradicts itself.
     """
     body = json.dumps(request.body(model)).encode()
     blocks: list[Block] = []
@@ -110,21 +116,22 @@ async def complete(
 
 
 @cache
-def _timeout(stall_s: float) -> ClientTimeout:
+def _timeout(stall_s: float | None) -> ClientTimeout:
     import aiohttp
 
-    return aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=stall_s)
+    return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=stall_s)
 
 
 @contextmanager
-def connection_errors(item: str, url: str, stall_s: float) -> Iterator[None]:
+def connection_errors(item: str, url: str, stall_s: float | None) -> Iterator[None]:
     """Turns a silent or broken connection into a RequestError that names the item."""
     import aiohttp
 
     try:
         yield
     except TimeoutError as error:
-        raise RequestError("stalled", f"item {item}: the server at {url} sent nothing for {stall_s:g} s") from error
+        waited = CONNECT_S if stall_s is None else stall_s
+        raise RequestError("stalled", f"item {item}: the server at {url} sent nothing for {waited:g} s") from error
     except aiohttp.ClientError as error:
         raise RequestError(
             "connection",
@@ -156,6 +163,8 @@ class _Stream:
 
     def read(self, blocks: Sequence[Block]) -> Completion:
         """The answer. An event came when its last byte came."""
+        times: list[float] = []
+        events: list[bytes] = []
         left = b""
         for at, block in blocks:
             *lines, left = (left + block).split(b"\n") if left else block.split(b"\n")
@@ -164,19 +173,34 @@ class _Stream:
                     continue  # empty lines end an event, other fields and comments carry no data
                 data = line[5:].strip()
                 if data == b"[DONE]":
+                    for came, event in zip(times, self._parsed(events), strict=True):
+                        self.take(event, came)
                     return self.checked(at - self.begin)
-                self.take(self._parsed(data), at - self.begin)
+                times.append(at - self.begin)
+                events.append(data)
+        self._parsed(events)  # an error event tells more than the missing end
         raise self._broken("unfinished", f"the stream from {self.url} ended without [DONE]")
 
-    def _parsed(self, data: bytes) -> dict[str, Any]:
+    def _parsed(self, events: Sequence[bytes]) -> list[dict[str, Any]]:
+        """The events, all parsed in one call, which takes half the time."""
+        found: list[dict[str, Any]]
         try:
-            event = json.loads(data)
+            found = json.loads(b"[" + b",".join(events) + b"]")
+        except ValueError:
+            found = []  # one of them is broken: read one by one, it is named
+        if len(found) != len(events):
+            found = [self._alone(data) for data in events]
+        for event, data in zip(found, events, strict=True):
+            if not isinstance(event, dict) or "error" in event or event.get("object") == "error":
+                text = data[:EXCERPT].decode(errors="replace")
+                raise self._broken("error event", f"error event inside the stream: {text}")
+        return found
+
+    def _alone(self, data: bytes) -> Any:
+        try:
+            return json.loads(data)
         except ValueError as error:
             raise self._broken("bad event", f"an event is not JSON: {data[:EXCERPT]!r}") from error
-        if not isinstance(event, dict) or "error" in event or event.get("object") == "error":
-            text = data[:EXCERPT].decode(errors="replace")
-            raise self._broken("error event", f"error event inside the stream: {text}")
-        return event
 
     def take(self, event: dict[str, Any], at: float) -> None:
         """Adds one event."""

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from pipeline.errors import ServerError
 from pipeline.files import storage_errors
+from pipeline.serving.dialects import Dialect
 
 HOST = "127.0.0.1"
 GRACE_S = 15.0  # from SIGTERM to SIGKILL
@@ -32,32 +33,35 @@ TAIL_LINES = 20
 @dataclass(frozen=True)
 class ServerCommand:
     """A server's command line. It must listen on ``HOST``:``port``; ``env`` is added to our environment; it runs on
-    ``gpus`` GPUs, where there are any."""
+    ``gpus`` GPUs, where there are any; ``dialect`` is how it wants to be asked."""
 
     name: str
     argv: tuple[str, ...]
     port: int
     env: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 1
+    dialect: Dialect = "vllm"
 
 
 @dataclass(frozen=True)
 class Server:
     """A server that answered its health check. ``log`` and ``pid`` (of the process that watches it, its parent) are
-    None for one that we did not start; ``start_s`` is how long it took to become healthy; ``others`` are the URLs of
-    further servers of the same engine."""
+    None for one that we did not start; ``start_s`` is how long it took to become healthy; ``others`` are further
+    servers of the same engine; ``gpus`` is how many GPUs it runs on, where there are any."""
 
     name: str
     url: str
     log: Path | None
     pid: int | None = None
     start_s: float | None = None
-    others: tuple[str, ...] = ()
+    others: tuple[Server, ...] = ()
+    dialect: Dialect = "vllm"
+    gpus: int = 1
 
     @property
     def urls(self) -> tuple[str, ...]:
         """All of them, to be asked in turn."""
-        return (self.url, *self.others)
+        return (self.url, *(server.url for server in self.others))
 
 
 def choose_port(port: int = 0, host: str = HOST) -> int:
@@ -96,7 +100,7 @@ def starting(
 
         def wait() -> Server:
             start_s = _wait_until_healthy(command.name, url, process, log, timeout_s)
-            return Server(command.name, url, log, process.pid, start_s)
+            return Server(command.name, url, log, process.pid, start_s, dialect=command.dialect, gpus=command.gpus)
 
         try:
             yield wait

@@ -20,7 +20,7 @@ from pipeline.serving.process import Server, ServerCommand, starting
 def replicated(commands: Sequence[ServerCommand], logs: Path, timeout_s: float) -> Iterator[Server]:
     """Runs all ``commands`` for the length of the block; they start together, and all are healthy when it begins.
 
-    The result is the first server with the URLs of the others. Logs are ``NAME.log``, ``NAME.2.log``, ... Raises
+    The result is the first server with the others. Logs are ``NAME.log``, ``NAME.2.log``, ... Raises
     ServerError as ``process.started`` does, with the last lines of every log.
     """
     with ExitStack() as stack:
@@ -29,7 +29,7 @@ def replicated(commands: Sequence[ServerCommand], logs: Path, timeout_s: float) 
             for place, command in enumerate(commands)
         ]
         first, *others = [wait() for wait in waits]
-        yield replace(first, others=tuple(server.url for server in others))
+        yield replace(first, others=tuple(others))
 
 
 def log_name(name: str, place: int) -> str:

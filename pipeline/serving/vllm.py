@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 from pipeline.errors import ServerError
@@ -20,21 +19,6 @@ def vllm_dtype(baseline: Baseline, gpu: bool) -> str:
     if baseline.dtype != "auto":
         return baseline.dtype
     return "float16" if gpu else "float32"
-
-
-def vllm_devices(baseline: Baseline) -> int:
-    """How many GPUs the server spans: its tensor and pipeline parallel sizes, from ``extra_args``. Raises ServerError
-    for a size that is no number."""
-    spans = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"))
-    words = [part for word in baseline.extra_args for part in word.split("=", 1)]
-    devices = 1
-    for names in spans:
-        for name, size in pairwise(words):
-            if name in names:
-                if not size.isdecimal():
-                    raise ServerError(f"baseline.extra_args: {name} {size!r} is no number", "correct it in params.yaml")
-                devices *= int(size)
-    return devices
 
 
 def vllm_command(

@@ -30,7 +30,7 @@ def workspace(tiny_checkpoint: Path, tmp_path: Path) -> Path:
         for row in rows(20, seed=1):
             file.write(f'{{"token_ids": {words(row["source"] + " " + row["target"])["input_ids"]}}}\n')
     write_json(tmp_path / "calib_data/card.json", {"digests": {"calibration": "sha256:0"}})
-    write_json(tmp_path / "artifacts/checkpoint.json", {"fingerprints": {}, "source": {}})
+    write_json(tmp_path / "artifacts/checkpoint.json", {"fingerprints": {"weights": "sha256:tiny"}, "source": {}})
     write_json(tmp_path / "artifacts/platform.json", {"device": {"gpu": None, "sm": None, "tensorrt": None}})
     return tmp_path
 
