@@ -164,9 +164,12 @@ class TensorRT:
 
 @dataclass(frozen=True)
 class Vllm:
-    """How backend ``vllm`` serves an engine; program, dtype and time limit are the baseline's, so that arms compare."""
+    """How backend ``vllm`` serves an engine. The program and its environment are the baseline's: one vLLM, two arms."""
 
     __pydantic_config__ = STRICT
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = (
+        "auto"  # auto: as the baseline; bfloat16 with an FP8 cache
+    )
     tensor_parallel_size: int = 1  # GPUs that share one engine
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)

@@ -52,8 +52,8 @@ def placed(commands: Sequence[ServerCommand], params: Params, gpu: bool) -> list
         return list(commands)
     if len(names) < needed:
         raise ServerError(
-            f"{commands[0].name}: {len(commands)} server{'s' if len(commands) > 1 else ''} on {commands[0].gpus} GPU "
-            f"each need {needed}, here are {len(names)}",
+            f"{commands[0].name}: {len(commands)} server{'s' if len(commands) > 1 else ''} on {commands[0].gpus} "
+            f"GPU{'s' if commands[0].gpus > 1 else ''} each need {needed}, here are {len(names)}",
             "lower serving.replicas or tensor_parallel_size in params.yaml, or widen CUDA_VISIBLE_DEVICES",
         )
     result = []

@@ -60,19 +60,20 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
     served = target / "checkpoint"
     served.mkdir()
     on_cpu = inputs.platform["device"]["gpu"] is None
-    rest = "float32" if on_cpu else "float16"
-    summary, dtype = "the checkpoint as it is", rest
     if inputs.quantized is None or inputs.recipe is None:
         _copy(inputs.checkpoint, served)
+        summary = "the checkpoint as it is"
     elif inputs.recipe.weights == "int8":
         layers = convert(inputs.quantized / "checkpoint", inputs.checkpoint, served, zero_points=on_cpu)
-        summary, dtype = f"{layers} layers in int8 (compressed-tensors)", f"int8 (rest {rest})"
+        summary = f"{layers} layers in int8 (compressed-tensors)"
     else:
         _copy(inputs.quantized / "checkpoint", served)
-        summary, dtype = "ModelOpt's export as it is", f"{inputs.recipe.weights} (rest {rest})"
+        summary = "ModelOpt's export as it is"
+    rest = _dtype(inputs.engine.vllm.dtype, on_cpu, fp8_cache=_fp8_cache(served))
     return {
         "summary": summary,
-        "dtype": dtype,
+        "dtype": rest if inputs.recipe is None else f"{inputs.recipe.weights} (rest {rest})",
+        "served_dtype": rest,
         "versions": {"vllm": inputs.platform["backends"]["vllm"]["version"] or "unknown"},
     }
 
@@ -82,18 +83,36 @@ def serve_command(folder: Path, params: Params, *, name: str, port: int, gpu: bo
     from pipeline.engines.manifest import read_manifest
     from pipeline.serving.vllm import vllm_command
 
-    limits, settings = read_manifest(folder)["limits"], params.engine.vllm
+    manifest, settings = read_manifest(folder), params.engine.vllm
+    limits = manifest["limits"]
     arguments = ["--tokenizer", str((folder / "tokenizer").absolute()), "--max-num-seqs", str(limits["max_batch"])]
-    if read_json(folder / "checkpoint/config.json").get("quantization_config", {}).get("kv_cache_scheme"):
+    if _fp8_cache(folder / "checkpoint"):
         arguments += ["--kv-cache-dtype", "fp8"]
     served = replace(
         params.baseline,
+        dtype=manifest["build"]["served_dtype"],
         tensor_parallel_size=settings.tensor_parallel_size,
         extra_args=(*arguments, *settings.extra_args),
         env=params.baseline.env | settings.env,
     )
     limit = limits["max_tokens"]
     return vllm_command(served, folder / "checkpoint", name=name, model=name, port=port, max_tokens=limit, gpu=gpu)
+
+
+def _dtype(asked: str, on_cpu: bool, *, fp8_cache: bool) -> str:
+    """The dtype of all that is not quantised."""
+    if asked != "auto":
+        return asked
+    if on_cpu:
+        return "float32"
+    # vLLM 0.25 on Hopper beside an FP8 cache: "For FP8 input, output must have dtype BF16".
+    return "bfloat16" if fp8_cache else "float16"
+
+
+def _fp8_cache(checkpoint: Path) -> bool:
+    """Whether the export has scales for an FP8 KV cache."""
+    quantization = read_json(checkpoint / "config.json").get("quantization_config", {})
+    return bool(quantization.get("kv_cache_scheme"))
 
 
 def _copy(source: Path, target: Path) -> None:
