@@ -94,7 +94,7 @@ class Calib:
     samples: int = 10_000
     strata: int = 20  # length bands in which the sample has the shares of the evaluation set; 1: none
     max_tokens: int = 2048  # longer samples are left out and counted, never cut
-    batch_tokens: int | None = None  # of one forward pass; null: 32768 on a GPU, 4096 on a CPU
+    batch_tokens: int | None = None  # of one forward pass; null: by device and model width
     answers: bool = True  # calibrate on prompt and reference answer: decoding sees answers too
     processes: int | Literal["auto"] = "auto"  # ranks that share the work; auto: one for each GPU
     device_map: Literal["auto"] | None = None  # auto: one model over all GPUs and the host, in one process
