@@ -15,7 +15,10 @@ from typing import NoReturn
 from pipeline import __version__
 from pipeline.errors import EnginegateError, UsageError
 
-COMMANDS = ("doctor", "gate", "lm-eval", "plan", "promote", "recipes", "serve", "show")
+COMMANDS = (
+    *("diff", "doctor", "gate", "gc", "list", "lm-eval", "plan", "promote", "pull", "recipes", "rollback"),
+    *("serve", "show", "verify"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
