@@ -9,14 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.engines import get_backend, load_executor
+from pipeline.engines import BuildInputs, ExecutorBackend, get_backend, load_executor
 from pipeline.engines.check import check_engine
 from pipeline.engines.manifest import write_manifest
-from pipeline.errors import BuildError
 from pipeline.files import atomic_folder, digest_json, read_json
 from pipeline.params import load_params
 from pipeline.quantize.probe import Probe
-from pipeline.quantize.recipes import load_recipe
+from pipeline.quantize.recipes import Recipe, load_recipe
 from stages._main import stage
 
 PLAIN = Path("artifacts/onnx")
@@ -28,11 +27,9 @@ def main() -> None:
     params = load_params()
     recipe = None if name == "runtime" else load_recipe(name)
     quantized = Path("artifacts/quantized") / name
-    if recipe is not None and params.engine.backend not in recipe.backends:
-        raise BuildError(
-            f"recipe {name} does not run on {params.engine.backend} (but on: {', '.join(recipe.backends) or 'none'})",
-            "take it out of `recipes` in params.yaml, or change engine.backend",
-        )
+    backend = get_backend(params.engine.backend)
+    platform = read_json(Path("artifacts/platform.json"))
+    backend.preflight(recipe, params.engine, platform)
     intake = read_json(Path("artifacts/checkpoint.json"))
     sources: dict[str, Any] = {"checkpoint": intake["fingerprints"], "source": intake["source"]}
     if recipe is not None:
@@ -40,33 +37,38 @@ def main() -> None:
         sources["recipe"] = digest_json(asdict(recipe))
     print(f"building {name} for {params.engine.backend}", flush=True)
     with atomic_folder(Path("engines") / name) as part:
-        build = get_backend(params.engine.backend).compile_engine(
-            PLAIN, None if recipe is None else quantized / "checkpoint", part
-        )
+        inputs = BuildInputs(CHECKPOINT, PLAIN, None if recipe is None else quantized, recipe, params.engine, platform)
+        build = backend.compile_engine(inputs, part)
         _copy_tokenizer(part / "tokenizer")
         description = {
             "name": name,
             "recipe": None if recipe is None else name,
             "backend": params.engine.backend,
-            "dtype": "float32" if recipe is None else f"{recipe.weights} (rest float32)",
+            "dtype": build.pop("dtype", None) or _dtype(recipe, backend.plain_dtype(params.engine)),
             "limits": {
                 "max_batch": params.engine.max_batch,
                 "max_tokens": params.engine.max_tokens,
                 "threads": params.engine.threads,
             },
             "sources": sources,
-            "platform": read_json(Path("artifacts/platform.json"))["device"],
+            "platform": platform["device"],
             "build": build,
         }
-        write_manifest(part, description)
-        probe = Probe.load((PLAIN if recipe is None else quantized) / "probe.npz")
-        found = check_engine(load_executor(part), probe, "none" if recipe is None else recipe.weights)
-        description["build"] = build | {"probe": asdict(found) | {"noise_kl": probe.noise}}
         manifest = write_manifest(part, description)
-    print(
-        f"{name}: {manifest['digest'][:19]}, {build['int8_matmuls']} MatMuls in int8, "
-        f"mean KL to the calibrated model {found.mean_kl:.5f} (its own noise {probe.noise:.5f})"
-    )
+        checked = "its own server answers for it, so its logits were not compared"
+        if isinstance(backend, ExecutorBackend):
+            probe = Probe.load((PLAIN if recipe is None else quantized) / "probe.npz")
+            found = check_engine(load_executor(part), probe, "none" if recipe is None else recipe.weights)
+            description["build"] = build | {"probe": asdict(found) | {"noise_kl": probe.noise}}
+            manifest = write_manifest(part, description)
+            checked = f"mean KL to the calibrated model {found.mean_kl:.5f} (its own noise {probe.noise:.5f})"
+    print(f"{name}: {manifest['digest'][:19]}, {build['summary']}, {checked}")
+
+
+def _dtype(recipe: Recipe | None, plain: str | None) -> str:
+    if recipe is None:
+        return plain or "float16"
+    return f"{recipe.weights} (rest {plain})" if plain else recipe.weights
 
 
 def _copy_tokenizer(target: Path) -> None:

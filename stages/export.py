@@ -1,9 +1,13 @@
-"""Exports the checkpoint to the plain ONNX graph that every engine is lowered from, with its probe."""
+"""Exports the checkpoint to the plain ONNX graph that engines are lowered from, with its probe.
+
+A backend that starts from something else gets the probe only.
+"""
 
 from pathlib import Path
 
 from pipeline.data.sampling import read_calibration
-from pipeline.engines.onnx_export import export_plain
+from pipeline.engines import get_backend
+from pipeline.engines.lowering.export import export_plain
 from pipeline.files import atomic_folder, write_json
 from pipeline.params import load_params
 from pipeline.quantize.probe import probe_model
@@ -12,20 +16,22 @@ from stages._main import stage
 
 def main() -> None:
     params = load_params()
+    dtype = get_backend(params.engine.backend).plain_dtype(params.engine)
     import torch
     from transformers import AutoModelForCausalLM
 
-    # Eager attention is plain MatMul and Softmax: every runtime can take it. Float32: each backend casts for itself.
+    # Eager attention is plain MatMul and Softmax: every runtime can take it. The probe is in float32 always.
     model = AutoModelForCausalLM.from_pretrained(
         "artifacts/checkpoint",
         dtype=torch.float32,
         attn_implementation="eager",
         trust_remote_code=params.model.trust_remote_code,
     ).eval()
-    print("exporting to ONNX", flush=True)
     with atomic_folder(Path("artifacts/onnx")) as part:
         probe_model(model, read_calibration(Path("calib_data/calib.jsonl"))).save(part / "probe.npz")
-        write_json(part / "cache.json", export_plain(model, part))
+        if dtype is not None:
+            print(f"exporting to ONNX in {dtype}", flush=True)
+            write_json(part / "cache.json", export_plain(model.to(getattr(torch, dtype)), part))
 
 
 if __name__ == "__main__":

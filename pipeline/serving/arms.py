@@ -1,4 +1,4 @@
-"""The server of an arm, by the arm's name: vLLM for ``baseline``, ``enginegate serve`` for an engine."""
+"""The server of an arm, by the arm's name: vLLM for ``baseline``; for an engine, our own or its backend's program."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.engines import ServerBackend, get_backend
+from pipeline.engines.manifest import read_manifest
 from pipeline.params import Params
 from pipeline.serving.process import Server, ServerCommand, choose_port, running, started
 from pipeline.serving.vllm import vllm_command
@@ -28,10 +30,18 @@ def serving(name: str, params: Params, gpu: bool) -> Iterator[Server]:
         with _baseline(params, gpu) as server:
             yield server
         return
-    port = choose_port()
-    argv = (sys.executable, "-m", "pipeline.cli", "serve", str(ENGINES / name), "--port", str(port))
-    with started(ServerCommand(name, argv, port), LOGS / f"{name}.log", ENGINE_START_S) as server:
+    with started(engine_command(name, params, gpu), LOGS / f"{name}.log", ENGINE_START_S) as server:
         yield server
+
+
+def engine_command(name: str, params: Params, gpu: bool) -> ServerCommand:
+    """The command line that serves ``engines/NAME`` on a free port."""
+    folder, port = ENGINES / name, choose_port()
+    backend = get_backend(read_manifest(folder)["backend"])
+    if isinstance(backend, ServerBackend):
+        return backend.serve_command(folder, params, name=name, port=port, gpu=gpu)
+    argv = (sys.executable, "-m", "pipeline.cli", "serve", str(folder), "--port", str(port))
+    return ServerCommand(name, argv, port)
 
 
 @contextmanager

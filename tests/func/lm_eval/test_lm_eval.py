@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from pipeline.cli import main
-from pipeline.engines.onnx_export import export_plain
-from pipeline.engines.ort import OrtExecutor, compile_engine
+from pipeline.engines import BuildInputs
+from pipeline.engines.lowering.export import export_plain
+from pipeline.engines.onnxruntime import compile_engine
+from pipeline.engines.onnxruntime.executor import OrtExecutor
+from pipeline.params import Engine
 from tests import tiny
 from tests.func.serving.test_answer import served
 
@@ -53,7 +56,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, 
                 model.model.norm.weight.data.neg_()
             (folder / name / "plain").mkdir(parents=True)
             export_plain(model, folder / name / "plain")
-            compile_engine(folder / name / "plain", None, folder / name)
+            compile_engine(BuildInputs(folder, folder / name / "plain", None, None, Engine(), {}), folder / name)
             if name == "one":
                 tiny.write_rows(folder / "rows.jsonl", [row(model, words, one["source"]) for one in tiny.rows(60, 4)])
             executor = OrtExecutor(folder / name, max_batch=8, max_tokens=64, threads=1)

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.engines import ort
+from pipeline.engines import BuildInputs
 from pipeline.engines.check import check_engine, forced_logits
-from pipeline.engines.cpu_lowering import lower_for_cpu
-from pipeline.engines.onnx_export import export_plain
-from pipeline.engines.ort import OrtExecutor, compile_engine
-from pipeline.engines.qdq import check_untouched, insert_qdq, read_quantized
+from pipeline.engines.lowering.export import export_plain
+from pipeline.engines.lowering.qdq import check_untouched, insert_qdq, read_quantized
+from pipeline.engines.onnxruntime import compile_engine
+from pipeline.engines.onnxruntime import executor as ort
+from pipeline.engines.onnxruntime.executor import OrtExecutor
+from pipeline.engines.onnxruntime.kernels import lower_for_cpu
 from pipeline.errors import BuildError, ServerError
+from pipeline.params import Engine
 from pipeline.quantize.calibrate import quantize_model
 from pipeline.quantize.probe import Probe, probe_model
 from pipeline.quantize.recipes import load_recipe
@@ -50,14 +53,19 @@ def built(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bu
     for name in ("plain", "engine-none", "engine-int8_sq", "engine-int8_mixed"):
         (folder / name).mkdir()
     export_plain(model, folder / "plain")
-    compile_engine(folder / "plain", None, folder / "engine-none")
+    compile_engine(_inputs(folder), folder / "engine-none")
     for name in ("int8_sq", "int8_mixed"):
         model = load()
         quantize_model(model, load_recipe(name), SAMPLES, 64)
         probes[name] = probe_model(model, SAMPLES)
-        export_hf_checkpoint(model, export_dir=str(folder / name))
-        compile_engine(folder / "plain", folder / name, folder / f"engine-{name}")
+        export_hf_checkpoint(model, export_dir=str(folder / name / "checkpoint"))
+        compile_engine(_inputs(folder, name), folder / f"engine-{name}")
     return Built(folder, probes)
+
+
+def _inputs(folder: Path, recipe: str | None = None) -> BuildInputs:
+    quantized, chosen = (folder / recipe, load_recipe(recipe)) if recipe else (None, None)
+    return BuildInputs(folder / "checkpoint", folder / "plain", quantized, chosen, Engine(), {})
 
 
 def _executor(built: Built, name: str) -> OrtExecutor:
@@ -150,7 +158,7 @@ def test_qdq_structure_read_independently(built: Built) -> None:
     import onnx
 
     model = onnx.load(str(built.folder / "plain" / "model.onnx"))
-    layers, rest = read_quantized(built.folder / "int8_mixed")
+    layers, rest = read_quantized(built.folder / "int8_mixed" / "checkpoint")
     check_untouched(model, rest)
     assert insert_qdq(model, layers) == 12
     onnx.checker.check_model(model)
@@ -170,10 +178,10 @@ def test_qdq_structure_read_independently(built: Built) -> None:
 def test_the_lowered_graph_computes_what_the_qdq_graph_computes(built: Built, tmp_path: Path) -> None:
     import onnx
 
-    from pipeline.engines.onnx_export import save_with_data
+    from pipeline.engines.lowering.export import save_with_data
 
     model = onnx.load(str(built.folder / "plain" / "model.onnx"))
-    layers, _ = read_quantized(built.folder / "int8_sq")
+    layers, _ = read_quantized(built.folder / "int8_sq" / "checkpoint")
     insert_qdq(model, layers)
     save_with_data(model, tmp_path / "model.onnx")
     qdq = OrtExecutor(tmp_path, max_batch=8, max_tokens=64, threads=1)
@@ -193,7 +201,7 @@ def test_scales_for_layers_that_the_graph_lacks_are_refused(built: Built) -> Non
     import onnx
 
     model = onnx.load(str(built.folder / "plain" / "model.onnx"))
-    layers, rest = read_quantized(built.folder / "int8_sq")
+    layers, rest = read_quantized(built.folder / "int8_sq" / "checkpoint")
     with pytest.raises(BuildError, match="first model.layers.9.x"):
         insert_qdq(model, layers | {"model.layers.9.x": layers["model.layers.0.self_attn.q_proj"]})
     changed = {name: value * 2 for name, value in rest.items() if "norm" in name}

@@ -62,7 +62,7 @@ def read_quantized(checkpoint: Path) -> tuple[dict[str, QuantizedLinear], dict[s
 
 
 def insert_qdq(model: Any, layers: Mapping[str, QuantizedLinear]) -> int:
-    """Rewrites ``model`` (an ONNX ModelProto from ``onnx_export``) in place; returns the layers quantised.
+    """Rewrites ``model`` (an ONNX ModelProto from ``lowering.export``) in place; returns the layers quantised.
 
     Raises BuildError when a layer of the export has no MatMul in the graph.
     """

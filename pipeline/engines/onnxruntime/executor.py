@@ -1,4 +1,4 @@
-"""ONNX Runtime: compiles the embedded default engine and runs it on the CPU."""
+"""Runs an ONNX Runtime engine on the CPU, step by step."""
 
 from __future__ import annotations
 
@@ -10,43 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engines.cpu_lowering import lower_for_cpu
-from pipeline.engines.onnx_export import save_with_data
-from pipeline.engines.qdq import check_untouched, insert_qdq, read_quantized
 from pipeline.engines.scheduler import Scores
-from pipeline.errors import BuildError, ServerError
+from pipeline.errors import ServerError
 
 Logits = NDArray[np.float32]
 SCORE_VALUES = 2**25  # logits held at a time while scoring: 128 MiB
-
-
-def compile_engine(plain: Path, quantized: Path | None, target: Path) -> dict[str, Any]:
-    """Writes ``model.onnx`` and its data into ``target``; see ``pipeline.engines.Backend``.
-
-    Raises BuildError when a quantised layer did not become an int8 kernel.
-    """
-    import onnx
-    import onnxruntime
-
-    model = onnx.load(str(plain / "model.onnx"))
-    inserted = lowered = 0
-    if quantized is not None:
-        layers, rest = read_quantized(quantized)
-        check_untouched(model, rest)
-        inserted = insert_qdq(model, layers)
-        lowered = lower_for_cpu(model)
-        if lowered != inserted:
-            raise BuildError(f"only {lowered} of {inserted} quantised layers run in int8", "report this graph")
-    save_with_data(model, target / "model.onnx")
-    return {
-        "int8_matmuls": lowered,
-        "versions": {"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
-    }
-
-
-def open_executor(folder: Path, *, max_batch: int, max_tokens: int, threads: int) -> OrtExecutor:
-    """Opens an engine folder for decoding; ``threads`` 0: one for each core."""
-    return OrtExecutor(folder, max_batch=max_batch, max_tokens=max_tokens, threads=threads)
 
 
 @dataclass
