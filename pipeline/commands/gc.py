@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 EPILOG = """\
-Kept is everything that a registered version, a tag, a branch or the working tree names, and every output that is no
-engine. Folders under engines/pulled are yours to remove. On a remote, run it while nobody promotes.
+Kept are the registered engines, everything that a branch, another tag or the working tree names, and every output
+that is no engine. Folders under engines/pulled are yours to remove. On a remote, run it while nobody promotes.
 
 examples:
   enginegate gc                          # what could go from DVC's cache here
@@ -24,7 +24,7 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "gc",
         help="free what engines that were never registered occupy",
-        description="Finds bytes of engines that no version, tag, branch or working tree needs. A dry run by default.",
+        description="Finds bytes of engines that nothing needs any more. A dry run by default.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.commands._registry import add_offline
 
 EPILOG = """\
-`*` is a version that was withdrawn (gto deregister). Exit code 65 when a version cannot be read.
+`*` is a version that was withdrawn (gto deprecate NAME VERSION --push). Exit code 65 when a version cannot be read.
 
 examples:
   enginegate list

@@ -58,8 +58,9 @@ class Backend(Protocol):
     def compile_engine(self, inputs: BuildInputs, target: Path) -> dict[str, Any]:
         """Writes the engine's files into ``target``; returns what was built, for the manifest.
 
-        That holds at least ``versions`` (package to version) and ``summary`` (a few words for people), and
-        ``dtype`` when it is not the recipe's weights in the plain graph's. Raises BuildError.
+        That holds at least ``versions`` (package to version) and ``summary`` (a few words for people), ``dtype``
+        when it is not the recipe's weights in the plain graph's, and ``validity`` when the engine runs elsewhere
+        than ``manifest.validity_of`` would say. Raises BuildError.
         """
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import IntegrityError
-from pipeline.files import digest_json, digest_tree, read_json, write_json
+from pipeline.files import canonical_json, digest_json, digest_tree, read_json, write_json
 
 SCHEMA = 1
 FILE = "manifest.json"
@@ -33,7 +33,8 @@ def write_manifest(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     ``description`` holds name, recipe, backend, dtype, limits, sources, platform and build, and may hold
     ``validity`` (see ``validity_of``) and ``calibration``. Raises IntegrityError when it breaks the schema.
     """
-    manifest = description | {"schema": SCHEMA, "files": digest_tree(folder, exclude=COMPANIONS)}
+    plain: dict[str, Any] = json.loads(canonical_json(description))  # tuples become lists, as a reader will find them
+    manifest = plain | {"schema": SCHEMA, "files": digest_tree(folder, exclude=COMPANIONS)}
     manifest.setdefault("validity", validity_of(manifest))
     manifest["digest"] = manifest_digest(manifest)
     save_manifest(folder, manifest)

@@ -1,8 +1,8 @@
 """Frees what engines that were never registered occupy in DVC's cache or a DVC remote.
 
 An object goes only if it belongs to an engine (an output under ``engines/``) of an earlier run, and nothing else
-needs it: no version, no tag, no branch, not the working tree, and no other kind of output of any run. `dvc gc` knows
-commits but not which engines were promoted, and would drop calibration data with them.
+needs it: no registered version, no branch, no other tag, not the working tree, and no other kind of output of any run.
+So the refused siblings of a registered engine go. `dvc gc` keeps whole commits or none, calibration data and all.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from pipeline.errors import IntegrityError, PromotionError
 from pipeline.registry import git as _git
 from pipeline.registry.git import git, read_blobs, subfolder
 from pipeline.registry.lock import one_at_a_time
+from pipeline.registry.promoted import PROMOTED
 from pipeline.registry.store import Store, cache_store, remote_store
+from pipeline.registry.tags import is_ours
 
 ENGINES = "engines/"
+_REFS = ("refs/heads", "refs/remotes", "refs/tags")
 
 
 @dataclass(frozen=True)
@@ -120,15 +123,23 @@ def _sort(root: Path, listings: _Listings) -> tuple[set[str], list[Out]]:
 
 
 def _kept_locks(root: Path) -> list[Out]:
-    """Outputs of the working tree and of every branch and tag."""
-    refs = git(root, "for-each-ref", "--format=%(objectname) %(*objectname)", "refs/heads", "refs/remotes", "refs/tags")
-    commits = sorted({line.split()[-1] for line in refs.splitlines()} | {git(root, "rev-parse", "HEAD")})
+    """Outputs of the working tree and of every branch and tag; of a registered version, what was promoted."""
+    refs = git(root, "for-each-ref", "--format=%(refname) %(objectname) %(*objectname)", *_REFS).splitlines()
+    commits = {"HEAD": True}  # commit -> whether all of its outputs are kept
+    for line in refs:
+        name, *ids = line.split()
+        registered = name.startswith("refs/tags/") and is_ours(name.removeprefix("refs/tags/"))
+        commits[ids[-1]] = commits.get(ids[-1], False) or not registered
     place = subfolder(root)
+    contents = read_blobs(root, [f"{commit}:{place}dvc.lock" for commit in commits])
     found = [
-        out for content in read_blobs(root, [f"{one}:{place}dvc.lock" for one in commits]) for out in _outs(content)
+        out
+        for content, whole in zip(contents, commits.values(), strict=True)
+        for out in _outs(content)
+        if whole or out.path == PROMOTED.as_posix()
     ]
     working = root / "dvc.lock"
-    return found + list(_outs(working.read_bytes() if working.exists() else None))
+    return [*found, *_outs(working.read_bytes() if working.exists() else None)]
 
 
 def _earlier_locks(root: Path) -> list[Out]:

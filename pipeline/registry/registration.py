@@ -113,7 +113,7 @@ def _checked(version: Version, content: bytes | None) -> dict[str, Any]:
     if content is None:
         raise IntegrityError(
             f"{version.name}: its commit {version.commit[:12]} holds no registration",
-            "it was not made by `enginegate promote`; `gto deregister` withdraws it",
+            "it was not made by `enginegate promote`; `gto deprecate NAME VERSION --push` withdraws it",
         )
     manifest: dict[str, Any] = json.loads(content)
     check_manifest(manifest, version.name)

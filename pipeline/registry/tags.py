@@ -114,6 +114,11 @@ def number(version: str) -> tuple[int, int, int]:
     return major, minor, patch
 
 
+def is_ours(tag: str) -> bool:
+    """Whether a tag is one of a version or a stage."""
+    return _TAG.fullmatch(tag) is not None
+
+
 def check_names(artifact: str, version: str | None, stage: str | None) -> None:
     """Refuses names that GTO would not take."""
     if not re.fullmatch(NAME, artifact):

@@ -19,7 +19,17 @@ from pipeline.errors import InputError, IntegrityError, PromotionError, Registry
 from pipeline.files import digest_file, digest_json, read_json, write_json
 from pipeline.registry.promote import promote
 from pipeline.registry.pull import pull
-from tests.func.registry.conftest import ARTIFACT, MACHINE, POLICY, commit, dvc, shell, write_engine, write_verdict
+from tests.func.registry.conftest import (
+    ARTIFACT,
+    MACHINE,
+    POLICY,
+    commit,
+    dvc,
+    reproduce,
+    shell,
+    write_engine,
+    write_verdict,
+)
 
 ENGINE = "engines/promoted/int8_mixed"
 FILES = ("model.onnx", "model.onnx.data", "tokenizer/tokenizer.json", FILE)
@@ -49,7 +59,7 @@ def test_versions_follow_content(project: Path, capsys: pytest.CaptureFixture[st
     # A better engine passes: the next version. Then a worse one is refused: the good one stays.
     better = write_engine(project / "engines/int8_mixed", "int8_mixed", b"better")
     write_verdict(project, "int8_mixed", better)
-    dvc(project, "repro", "-q")
+    reproduce(project)
     commit(project)
     assert main(["promote", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)["promotions"][0]
@@ -184,7 +194,7 @@ def test_a_newer_refusal_of_the_same_engine(project: Path) -> None:
 def test_an_uncommitted_lock(project: Path) -> None:
     better = write_engine(project / "engines/int8_mixed", "int8_mixed", b"better")
     write_verdict(project, "int8_mixed", better)
-    dvc(project, "repro", "-q")
+    reproduce(project)
     with pytest.raises(PromotionError, match=r"dvc\.lock differs from HEAD") as caught:
         promote(project)
     assert "git add dvc.yaml dvc.lock policy.yaml && git commit" in caught.value.next_step
@@ -290,7 +300,7 @@ def test_a_project_in_a_subfolder_of_its_repository(project: Path, tmp_path: Pat
 def test_a_version_that_is_taken(project: Path) -> None:
     promote(project, version="v1.0.0")
     write_verdict(project, "int8_mixed", write_engine(project / "engines/int8_mixed", "int8_mixed", b"better"))
-    dvc(project, "repro", "-q")
+    reproduce(project)
     commit(project)
     with pytest.raises(PromotionError, match="v1.0.0"):
         promote(project, version="v1.0.0")

@@ -28,7 +28,7 @@ from tests.func.registry.conftest import (
     MACHINE,
     clone,
     commit,
-    dvc,
+    reproduce,
     shell,
     write_engine,
     write_verdict,
@@ -220,7 +220,7 @@ def test_news_and_offline(shared: Path, serving: Path) -> None:
     """A stage that moved elsewhere is seen at the next pull, unless one asks to stay with what is known."""
     project = shared / "Shop.Translator"
     write_verdict(project, "int8_mixed", write_engine(project / "engines/int8_mixed", "int8_mixed", b"better"))
-    dvc(project, "repro", "-q")
+    reproduce(project)
     commit(project)
     promote(project, stage="production")
     assert pull(serving, f"{FAMILY}#production", offline=True).version == "v0.0.1"
@@ -242,7 +242,7 @@ def promote_for(project: Path, sm: str, tensorrt: str) -> str:
     platform = {"cpu": MACHINE, "gpu": "H", "sm": sm, "tensorrt": tensorrt}
     made = write_manifest(engine, description | {"backend": "tensorrt", "platform": platform, "build": {}})
     write_verdict(project, "int8_mixed", made["digest"])
-    dvc(project, "repro", "-q")
+    reproduce(project)
     commit(project)
     return str(promote(project, stage="production")[0][0].digest)
 

@@ -17,7 +17,7 @@ from pipeline.files import read_json
 from pipeline.registry import rollback, steps
 from pipeline.registry.lock import one_at_a_time
 from pipeline.registry.promote import promote
-from tests.func.registry.conftest import ARTIFACT, commit, dvc, shell, write_engine, write_verdict
+from tests.func.registry.conftest import ARTIFACT, commit, reproduce, shell, write_engine, write_verdict
 
 VERSION = f"{ARTIFACT}@v0.0.1"
 
@@ -28,7 +28,7 @@ def second_clone(shared: Path, weights: bytes | None) -> Path:
     shutil.copytree(shared / "Shop.Translator", other, symlinks=True)
     if weights is not None:
         write_verdict(other, "int8_mixed", write_engine(other / "engines/int8_mixed", "int8_mixed", weights))
-        dvc(other, "repro", "-q")
+        reproduce(other)
         commit(other)
     return other
 
