@@ -105,7 +105,7 @@ class _Listings:
             if store.size(md5) is None:
                 continue
             try:
-                rows: list[dict[str, str]] = json.loads(b"".join(store.blocks(md5)))
+                rows: list[dict[str, str]] = json.loads(store.read(md5))
             except ValueError as error:
                 raise IntegrityError(f"{store.place(md5)}: not a listing of DVC: {error}", "remove it") from error
             return rows

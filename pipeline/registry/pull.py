@@ -8,6 +8,7 @@ gone on from, in the middle of a file too.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -98,9 +99,11 @@ def resolve(root: Path, text: str, machine: Machine, *, offline: bool = False) -
 
 
 def _policy_requires(root: Path) -> bool:
-    from pipeline.gate.policy import POLICY_FILE, load_policy
+    """Whether ``policy.yaml`` asks for signatures. The rest of it is not for whoever pulls, so it is not loaded."""
+    from ruamel.yaml import YAML
 
-    return (root / POLICY_FILE).exists() and load_policy(root / POLICY_FILE).require_signature
+    policy = root / "policy.yaml"
+    return policy.exists() and bool((YAML(typ="safe").load(policy) or {}).get("require_signature"))
 
 
 def _is_here(folder: Path, wanted: Verified, companions: Mapping[str, bytes], verifier: Verifier | None) -> bool:
@@ -171,16 +174,16 @@ def fetch_file(
 ) -> None:
     """Brings one object, from where an earlier call stopped. Raises IntegrityError for other bytes than ``digest``."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
     while True:
         hashed = hashlib.sha256()
-        with file.open("a+b") as target:
-            resumed = _hash_start(target, one.size, hashed, advance)
-            if resumed < one.size or one.size == 0:
-                copy_and_hash(store, one.md5, target, hashed, advance)
+        start = _hash_start(file, one.size, hashed, advance)
+        if start < one.size or one.size == 0:
+            copy_and_hash(store, one.md5, file, hashed, advance)
         if f"sha256:{hashed.hexdigest()}" == digest:
             return
-        file.unlink()
-        if not resumed:
+        os.truncate(file, 0)
+        if not start:
             raise IntegrityError(
                 f"{store.label}: {file.name} ({one.md5}) has other bytes than were promoted",
                 "do not use this version; `enginegate verify` and the people who promoted it say more",
@@ -188,12 +191,12 @@ def fetch_file(
         advance(-one.size)  # what an earlier call left was damaged: once more, from the start
 
 
-def _hash_start(target: Any, size: int, hashed: Any, advance: Callable[[int], object]) -> int:
+def _hash_start(file: Path, size: int, hashed: Any, advance: Callable[[int], object]) -> int:
     """Hashes what is there already; a file that is too long starts anew. Returns how much is kept."""
-    if target.seek(0, 2) > size:
-        target.truncate(0)
-    target.seek(0)
-    while block := target.read(BLOCK):
-        hashed.update(block)
-        advance(len(block))
-    return int(target.tell())
+    if file.stat().st_size > size:
+        os.truncate(file, 0)
+    with file.open("rb") as there:
+        while block := there.read(BLOCK):
+            hashed.update(block)
+            advance(len(block))
+        return there.tell()

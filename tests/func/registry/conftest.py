@@ -8,6 +8,9 @@ import platform
 import shutil
 import subprocess
 import sys
+import urllib.request
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +63,11 @@ def reproduce(project: Path) -> None:
     """`dvc repro` within this process, which is a second quicker."""
     from dvc.repo import Repo
 
-    with contextlib.chdir(project), pytest.MonkeyPatch.context() as patch, Repo(str(project)) as repo:
+    with contextlib.chdir(project), pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # DVC's own
         patch.setenv("PYTHONPATH", str(ROOT))
-        repo.reproduce()
+        with Repo(str(project)) as repo:
+            repo.reproduce()
 
 
 def write_engine(folder: Path, name: str, weights: bytes) -> str:
@@ -194,3 +199,23 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
             key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         )
     return folder
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of an empty S3 server (moto) on a free port of loopback, which DVC reaches by the same variables."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    (tmp_path / "aws").touch()
+    for name, value in (
+        *(("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"), ("AWS_DEFAULT_REGION", "us-east-1")),
+        *(("AWS_EC2_METADATA_DISABLED", "true"), ("AWS_CONFIG_FILE", str(tmp_path / "aws")), ("NO_PROXY", "127.0.0.1")),
+    ):
+        monkeypatch.setenv(name, value)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield boto3.client("s3", endpoint_url=f"http://{host}:{port}")
+    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
+    server.stop()
