@@ -18,6 +18,11 @@ def add_remote(parser: Any) -> None:
     parser.add_argument("--remote", metavar="NAME", help="DVC remote of the bytes (default: DVC's default remote)")
 
 
+def add_oci(parser: Any, what: str) -> None:
+    """``--oci``."""
+    parser.add_argument("--oci", metavar="HOST/PATH", help=f"OCI registry {what} (http://HOST/PATH: without TLS)")
+
+
 def add_verifier(parser: Any) -> None:
     """Whom to trust: ``--key``, ``--certificate`` or ``--identity`` with ``--issuer``."""
     trust = parser.add_argument_group("signature", "whom to trust; without any of these, signatures are not checked")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands._registry import add_remote
+from pipeline.commands._registry import add_oci, add_remote
 from pipeline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--name", help="name of the family of builds (default: <project>-<recipe>, in lower case)")
     parser.add_argument("--version", metavar="vX.Y.Z", help="version (default: the next patch version)")
     add_remote(parser)
+    add_oci(parser, "that gets a copy")
     signing = parser.add_argument_group("signature")
     signing.add_argument("--sign-key", type=Path, metavar="KEY.pem", help="EC private key (PEM)")
     signing.add_argument("--sign-certificate", type=Path, metavar="CERT.pem", help="its certificate")
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         stage=args.stage,
         remote=args.remote,
         signer=signer_of(args),
+        oci=args.oci,
         require_signature=args.require_signature,
         dry_run=args.dry_run,
     )

@@ -7,7 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands._registry import add_machine, add_offline, add_remote, add_verifier, machine_of, verifier_of
+from pipeline.commands._registry import (
+    add_machine,
+    add_oci,
+    add_offline,
+    add_remote,
+    add_verifier,
+    machine_of,
+    verifier_of,
+)
 
 EPILOG = """\
 Run it in a full clone of the repository that promotes. NAME is an artifact, or the family of a recipe's builds: then
@@ -34,6 +42,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder (default: engines/pulled/NAME@vX.Y.Z)")
     parser.add_argument("--require-signature", action="store_true", help="refuse an engine without a good signature")
     add_remote(parser)
+    add_oci(parser, "to read from instead of the DVC remote")
     add_offline(parser)
     add_verifier(parser)
     add_machine(parser)
@@ -54,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         require_signature=args.require_signature,
         machine=machine_of(args),
         offline=args.offline,
+        oci=args.oci,
     )
     if args.json:
         print(json.dumps(vars(found) | {"folder": str(found.folder.resolve())}, indent=2, ensure_ascii=False))

@@ -54,13 +54,15 @@ def promote(
     remote: str | None = None,
     signer: Signer | None = None,
     require_signature: bool = False,
+    oci: str | None = None,
     dry_run: bool = False,
 ) -> tuple[list[Promotion], list[str]]:
     """Registers the promoted engines of ``recipes`` (all of them when empty); returns them and warnings.
 
     All engines are checked before the first byte is pushed. ``name`` stands for the family's name, ``remote`` for
-    DVC's default remote. Raises IntegrityError for bytes that are not those that were judged, PromotionError for
-    everything that forbids a promotion, RegistryError when git's or DVC's remote does not answer.
+    DVC's default remote; ``oci`` names an OCI registry that gets a copy. Raises IntegrityError for bytes that are not
+    those that were judged, PromotionError for everything that forbids a promotion, RegistryError when git's or DVC's
+    remote does not answer.
     """
     require_full_clone(root)
     with one_at_a_time(root):
@@ -107,6 +109,7 @@ def promote(
                     store=store,
                     remote=shared,
                     signer=signer,
+                    oci=oci,
                 )
             )
         return [_carry_out(plan, stage, published, dry_run=dry_run) for plan in plans], warnings
@@ -168,8 +171,7 @@ def _carry_out(plan: Plan, stage: str | None, published: dict[str, str] | None, 
     else:
         action = "registered"
     if not dry_run:
-        # A version that is registered already has its bytes made sure of again.
-        for step in steps.STEPS[:1] if action == "already" else steps.STEPS:
+        for step in steps.AGAIN if action == "already" else steps.STEPS:
             step(plan)
     commit = plan.existing.commit if plan.existing else plan.commit
     signed = SIGNATURE_FILE in read_companions(plan.root, plan.existing) if plan.existing else plan.signer is not None

@@ -25,7 +25,7 @@ from pipeline.registry.reference import Build, builds, fitting_build, parse_refe
 from pipeline.registry.registration import read_companions
 from pipeline.registry.signing import Verifier
 from pipeline.registry.steps import progress
-from pipeline.registry.store import BLOCK, JOBS, Object, Store, cache_store, copy_and_hash, remote_store
+from pipeline.registry.store import BLOCK, JOBS, Object, Source, cache_store, copy_and_hash, remote_store
 from pipeline.registry.tags import read_registry
 from pipeline.registry.verify import Verified, check_companions, objects_of, verify_folder
 
@@ -55,10 +55,12 @@ def pull(
     require_signature: bool = False,
     machine: Machine | None = None,
     offline: bool = False,
+    oci: str | None = None,
 ) -> Pulled:
     """Brings the build that ``text`` names and ``machine`` (None: this one) can run.
 
-    ``offline`` believes the tags of this clone instead of fetching. Raises UsageError for a reference that names
+    ``offline`` believes the tags of this clone instead of fetching; ``oci`` names an OCI registry to read from instead
+    of the DVC remote. Raises UsageError for a reference that names
     nothing, UnfitError, IntegrityError, SignatureError and RegistryError.
     """
     require_signature = require_signature or _policy_requires(root)
@@ -70,7 +72,7 @@ def pull(
     folder = output or root / PULLED / version.name
     fetched = not _is_here(folder, checked, companions, verifier)
     if fetched:
-        _fetch(root, build, companions, folder, remote)
+        _fetch(build, companions, folder, _sources(root, build, remote, oci))
     return Pulled(
         artifact=version.artifact,
         version=version.version,
@@ -120,7 +122,7 @@ def _is_here(folder: Path, wanted: Verified, companions: Mapping[str, bytes], ve
     return found.digest == wanted.digest and (folder / FILE).read_bytes() == companions[FILE]
 
 
-def _fetch(root: Path, build: Build, companions: Mapping[str, bytes], folder: Path, remote: str | None) -> None:
+def _fetch(build: Build, companions: Mapping[str, bytes], folder: Path, sources: Mapping[str, Source]) -> None:
     from filelock import FileLock, Timeout
 
     part = folder.with_name(f".{folder.name}.part")
@@ -130,7 +132,7 @@ def _fetch(root: Path, build: Build, companions: Mapping[str, bytes], folder: Pa
         try:
             with FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0):
                 part.mkdir(exist_ok=True)
-                _fetch_files(root, build, part, remote)
+                _fetch_files(build, part, sources)
                 for name, content in companions.items():
                     (part / name).write_bytes(content)
                 _leave_only(part, {*build.manifest["files"], *companions})
@@ -150,15 +152,26 @@ def _leave_only(part: Path, names: set[str]) -> None:
             path.unlink()
 
 
-def _fetch_files(root: Path, build: Build, part: Path, remote: str | None) -> None:
+def _sources(root: Path, build: Build, remote: str | None, oci: str | None) -> dict[str, Source]:
+    """Where each file is read from: what was named, else DVC's cache where it has the file, else the default remote."""
     objects, digests = objects_of(build.manifest), build.manifest["files"]
+    if oci is not None:
+        from pipeline.registry.oci import OciSource, open_repository
+
+        repository = open_repository(oci, build.version.artifact)
+        return dict.fromkeys(objects, OciSource(repository, {objects[name].md5: digests[name] for name in objects}))
     cache, store = cache_store(root), remote_store(root, remote)
-    sources = {}
+    sources: dict[str, Source] = {}
     for name, one in objects.items():
         near = cache if remote is None and cache.size(one.md5) == one.size else store
         if near is None:
             raise RegistryError(f"{name}: not in DVC's cache, and there is no DVC remote", "dvc remote add --default")
         sources[name] = near
+    return sources
+
+
+def _fetch_files(build: Build, part: Path, sources: Mapping[str, Source]) -> None:
+    objects, digests = objects_of(build.manifest), build.manifest["files"]
     total = sum(one.size for one in objects.values())
     with progress(total, build.version.name) as advance, ThreadPoolExecutor(JOBS) as pool:
         jobs = [
@@ -170,7 +183,7 @@ def _fetch_files(root: Path, build: Build, part: Path, remote: str | None) -> No
 
 
 def fetch_file(
-    store: Store, one: Object, file: Path, digest: str, advance: Callable[[int], object] = lambda _: None
+    store: Source, one: Object, file: Path, digest: str, advance: Callable[[int], object] = lambda _: None
 ) -> None:
     """Brings one object, from where an earlier call stopped. Raises IntegrityError for other bytes than ``digest``."""
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engines.manifest import FILE, PROVENANCE_FILE, SBOM_FILE, SIGNATURE_FILE, check_manifest
-from pipeline.errors import IntegrityError
+from pipeline.errors import IntegrityError, PromotionError
 from pipeline.files import canonical_json, digest_file
 from pipeline.registry import git as _git
 from pipeline.registry.lock import Locked
 from pipeline.registry.promoted import PROMOTED
-from pipeline.registry.registration import provenance_of, write_commit
+from pipeline.registry.registration import provenance_of, read_companions, read_manifests, write_commit
 from pipeline.registry.signing import Signer
 from pipeline.registry.store import Object, Store, cache_store
-from pipeline.registry.tags import Registry, Version, make_tag, publish
+from pipeline.registry.tags import Registry, Version, make_tag, publish, read_registry
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Plan:
     store: Store | None
     remote: str | None
     signer: Signer | None
+    oci: str | None = None  # an OCI registry that gets a copy
     tags: dict[str, str] = field(default_factory=dict)  # name -> object, what is published at once
     commit: str | None = None
 
@@ -129,7 +130,23 @@ def adopt(plan: Plan) -> None:
         _git.set_tags(plan.root, plan.tags)
 
 
-STEPS: tuple[Callable[[Plan], None], ...] = (upload, confirm, record, share, adopt)
+def mirror(plan: Plan) -> None:
+    """Copies what is registered to the OCI registry that was named. A copy that lacks something is completed."""
+    if plan.oci is None:
+        return
+    from pipeline.registry.oci import check_copy, copy_engine, open_repository
+
+    version = read_registry(plan.root).find(plan.artifact, plan.version)
+    if version is None:
+        raise PromotionError(f"{plan.artifact}@{plan.version} is not registered", "run the command again")
+    manifest = read_manifests(plan.root, [version])[version.name]
+    repository = open_repository(plan.oci, plan.artifact)
+    copy_engine(repository, manifest, plan.root / plan.folder, read_companions(plan.root, version))
+    check_copy(repository, manifest)
+
+
+STEPS: tuple[Callable[[Plan], None], ...] = (upload, confirm, record, share, adopt, mirror)
+AGAIN: tuple[Callable[[Plan], None], ...] = (upload, mirror)  # for what is registered already: its bytes, made sure of
 
 
 def _completed(plan: Plan) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline.errors import EnginegateError, IntegrityError, RegistryError
 
@@ -30,6 +30,17 @@ class Object:
 
     md5: str
     size: int
+
+
+class Source(Protocol):
+    """Where a pull reads from."""
+
+    @property
+    def label(self) -> str:
+        """For people."""
+
+    def copy(self, md5: str, file: FileIO, moved: Callable[[int], object]) -> None:
+        """Writes to ``file`` what follows the position where it stands; tells ``moved`` how much came, as it comes."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +187,7 @@ def _config(root: Path) -> Any:
     return Config(str(folder))
 
 
-def copy_and_hash(store: Store, md5: str, target: Path, hashed: Any, moved: Callable[[int], object]) -> None:
+def copy_and_hash(store: Source, md5: str, target: Path, hashed: Any, moved: Callable[[int], object]) -> None:
     """Completes ``target``, whose bytes so far are in ``hashed``, with the rest of an object.
 
     Hashed is what was written, read back from the file by a thread that follows the copy.

@@ -108,5 +108,5 @@ def test_a_version_that_never_reached_the_remote_is_shared_by_the_next_run(share
 
 def test_the_steps_are_done_in_this_order() -> None:
     """The kill tests drive this list: bytes, verification, objects without a name, names, this clone."""
-    assert [step.__name__ for step in STEPS] == ["upload", "confirm", "record", "share", "adopt"]
+    assert [step.__name__ for step in STEPS] == ["upload", "confirm", "record", "share", "adopt", "mirror"]
     assert all(step.__annotations__["plan"] in (Plan, "Plan") for step in STEPS)
