@@ -15,9 +15,10 @@ import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.params import Baseline, Engine
+if TYPE_CHECKING:
+    from pipeline.params import Baseline, Engine
 
 CPUINFO = Path("/proc/cpuinfo")
 # Names of the kernels that inference libraries choose between, with the CPU flags that allow them, narrow to wide.
