@@ -41,7 +41,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Data:
-    """Where rows come from: ``demo``, a local json, jsonl, parquet or csv file, or a hub id."""
+    """Where rows come from: ``demo``, a local json, jsonl, parquet or csv file, a hub id, or a prompt log."""
 
     __pydantic_config__ = STRICT
     source: str = DEMO
@@ -51,8 +51,25 @@ class Data:
     eval_split: str = "eval"
     calib_file: str | None = None  # local files: one file a set, instead of splits
     eval_file: str | None = None
+    calib_log: str | None = None  # calibrate on real traffic: JSON lines of OpenAI-style requests; a glob is allowed
+    profile_log: str | None = None  # a prompt log whose prompt lengths the calibration set takes
+    log_bad_lines: float = 0.01  # the share of a log's lines that may be unusable
+    redact: tuple[str, ...] = ()  # of the calibration texts, in order: email, phone, digits, or module:function
+    max_rows: int | None = None  # read at most so many rows of a set; the card says so
     licence: str | None = None
     columns: Columns = field(default_factory=Columns)
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.log_bad_lines < 1, "log_bad_lines: must be a share from 0 up to, not including, 1")
+        _require(self.max_rows is None or self.max_rows >= 1, "max_rows: must be at least 1, or null")
+        known = ("email", "phone", "digits")
+        for name in self.redact:
+            place, _, function = name.partition(":")
+            _require(
+                name in known
+                or (bool(function) and all(part.isidentifier() for part in (*place.split("."), function))),
+                f"redact: {name!r} is none of {', '.join(known)} and no module:function",
+            )
 
 
 @dataclass(frozen=True)
@@ -74,12 +91,14 @@ class Calib:
 
     __pydantic_config__ = STRICT
     samples: int = 10_000
+    strata: int = 20  # length bands in which the sample has the shares of the evaluation set; 1: none
     max_tokens: int = 2048  # longer samples are left out and counted, never cut
     batch_tokens: int = 8192
     answers: bool = True  # calibrate on prompt and reference answer: decoding sees answers too
 
     def __post_init__(self) -> None:
         _require(self.samples >= 1, "samples: must be at least 1")
+        _require(1 <= self.strata <= 1000, "strata: must be between 1 (none) and 1000")
         _require(self.max_tokens >= 8, "max_tokens: must be at least 8")
         _require(self.batch_tokens >= self.max_tokens, "batch_tokens: must be at least calib.max_tokens")
 
@@ -102,14 +121,36 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class TensorRT:
+    """How the backend ``tensorrt`` compiles."""
+
+    __pydantic_config__ = STRICT
+    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
+    dtype: Literal["float16", "float32"] = "float16"  # of what is not quantised
+    sm: tuple[int, ...] = ()  # compile ahead of time for these GPUs; empty: for the one at hand
+    decode_batches: tuple[int, ...] = (1, 8)  # batch sizes that steps are tuned for, beside max_batch
+    optimization_level: int = 3
+    workspace_gib: float = 0  # scratch memory that a kernel may ask for; 0: no limit
+    timing_cache: str | None = ".cache/tensorrt/timing.cache"  # kernel timings, read and written; null: none
+
+    def __post_init__(self) -> None:
+        _require(all(50 <= sm <= 199 for sm in self.sm), "sm: compute capabilities without a dot, such as 89")
+        _require(len(set(self.sm)) == len(self.sm), "sm: one stands twice")
+        _require(all(batch >= 1 for batch in self.decode_batches), "decode_batches: must be at least 1")
+        _require(0 <= self.optimization_level <= 5, "optimization_level: must be between 0 and 5")
+        _require(self.workspace_gib >= 0, "workspace_gib: must be 0 (no limit) or more")
+
+
+@dataclass(frozen=True)
 class Engine:
     """What is built and its limits."""
 
     __pydantic_config__ = STRICT
-    backend: Literal["onnxruntime"] = "onnxruntime"
+    backend: Literal["onnxruntime", "tensorrt"] = "onnxruntime"
     max_batch: int = 16
     max_tokens: int = 2048  # prompt and answer together
     threads: int = 0  # 0: one for each core
+    tensorrt: TensorRT = field(default_factory=TensorRT)
 
     def __post_init__(self) -> None:
         _require(1 <= self.max_batch <= 1024, "max_batch: must be between 1 and 1024")

@@ -13,7 +13,7 @@ import platform
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ _ISA = {
 _DISTRIBUTIONS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
     "tensorrt_llm": ("tensorrt-llm",),
 }
 
@@ -58,10 +59,13 @@ class Backend:
     why_not: str = ""
 
 
-def describe_platform(baseline: Baseline) -> dict[str, Any]:
-    """The platform as JSON: ``device`` (what an engine is compiled for) and ``backends``."""
+def describe_platform(baseline: Baseline, library: str = "auto") -> dict[str, Any]:
+    """The platform as JSON: ``device`` (what an engine is compiled for) and ``backends``.
+
+    ``library``: which TensorRT is meant, as in ``engine.tensorrt.library``.
+    """
     gpu, no_gpu = find_gpu()
-    backends = find_backends(baseline, no_gpu)
+    backends = find_backends(baseline, no_gpu, library)
     return {
         "device": {
             "gpu": gpu.name if gpu else None,
@@ -101,9 +105,13 @@ def find_gpu() -> tuple[Gpu | None, str]:
     return Gpu(fields[0], fields[1].replace(".", ""), fields[2], cuda.group(1) if cuda else None), ""
 
 
-def find_backends(baseline: Baseline, no_gpu: str) -> dict[str, Backend]:
+def find_backends(baseline: Baseline, no_gpu: str, library: str = "auto") -> dict[str, Backend]:
     """Every backend by name. ``no_gpu`` says why there is no GPU (empty: there is one)."""
     found = {name: _installed(names) for name, names in _DISTRIBUTIONS.items()}
+    rtx = found.pop("tensorrt_rtx")
+    if library == "tensorrt_rtx" or (library == "auto" and rtx.available and not found["tensorrt"].available):
+        # It serves the same backend, and is another library: its version says so.
+        found["tensorrt"] = replace(rtx, version=rtx.version and f"tensorrt_rtx {rtx.version}")
     for name in ("tensorrt", "tensorrt_llm"):
         if found[name].available and no_gpu:
             found[name] = Backend(found[name].version, False, no_gpu)

@@ -37,7 +37,15 @@ def main() -> None:
         sources["recipe"] = digest_json(asdict(recipe))
     print(f"building {name} for {params.engine.backend}", flush=True)
     with atomic_folder(Path("engines") / name) as part:
-        inputs = BuildInputs(CHECKPOINT, PLAIN, None if recipe is None else quantized, recipe, params.engine, platform)
+        inputs = BuildInputs(
+            CHECKPOINT,
+            PLAIN,
+            None if recipe is None else quantized,
+            recipe,
+            params.engine,
+            platform,
+            log=Path("logs") / f"build-{name}.log",
+        )
         build = backend.compile_engine(inputs, part)
         _copy_tokenizer(part / "tokenizer")
         description = {
@@ -51,14 +59,18 @@ def main() -> None:
                 "threads": params.engine.threads,
             },
             "sources": sources,
-            "platform": platform["device"],
+            "platform": platform["device"] | build.pop("platform", {}),
             "build": build,
         }
         manifest = write_manifest(part, description)
         checked = "its own server answers for it, so its logits were not compared"
-        if isinstance(backend, ExecutorBackend):
+        if "unchecked" in build:
+            checked = f"its logits were not compared: {build['unchecked']}"
+        elif isinstance(backend, ExecutorBackend):
             probe = Probe.load((PLAIN if recipe is None else quantized) / "probe.npz")
-            found = check_engine(load_executor(part), probe, "none" if recipe is None else recipe.weights)
+            kind = "none" if recipe is None else recipe.weights
+            rest = "float16" if "float16" in description["dtype"] else "float32"
+            found = check_engine(load_executor(part), probe, kind, rest)
             description["build"] = build | {"probe": asdict(found) | {"noise_kl": probe.noise}}
             manifest = write_manifest(part, description)
             checked = f"mean KL to the calibrated model {found.mean_kl:.5f} (its own noise {probe.noise:.5f})"

@@ -16,7 +16,8 @@ examples:
 NEXT = {
     "onnxruntime": "pip install 'enginegate[onnx]'",
     "vllm": "`make setup-vllm` makes .venv-vllm; or set baseline.vllm, or baseline.url to a server that runs already",
-    "tensorrt": "optional: pip install 'enginegate[tensorrt]' on a machine with an NVIDIA GPU",
+    "tensorrt": "optional: pip install 'enginegate[tensorrt]' on a machine with an NVIDIA GPU; or, to compile for "
+    "another machine's, 'enginegate[tensorrt-rtx]' (docs/tensorrt.md)",
     "tensorrt_llm": "optional: pip install 'enginegate[tensorrt-llm]' in an environment of its own, with an NVIDIA GPU",
 }
 GIB = 2**30
@@ -62,7 +63,7 @@ def examine(params: Any) -> dict[str, Any]:
 
     from pipeline.platform import describe_platform, find_gpu
 
-    described = describe_platform(params.baseline)
+    described = describe_platform(params.baseline, params.engine.tensorrt.library)
     disk = shutil.disk_usage(".")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {

@@ -55,6 +55,8 @@ class Recipe:
         config["algorithm"] = (
             {"method": "smoothquant", "alpha": self.alpha} if self.algorithm == "smoothquant" else self.algorithm
         )
+        # A LayerNorm has an input quantizer too; no export holds it, so no engine could do what was calibrated.
+        config["quant_cfg"].append({"quantizer_name": "*", "parent_class": "nn.LayerNorm", "enable": False})
         for pattern in self.exclude:
             config["quant_cfg"].append({"quantizer_name": f"{pattern}.*", "enable": False})
         return config

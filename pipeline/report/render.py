@@ -58,6 +58,7 @@ def _environment() -> Environment:
             "backend": words.backend_name,
             "cell": _cell,
             "left_out": _left_out,
+            "length_fit": _length_fit,
         }
     )
     return environment
@@ -84,6 +85,19 @@ def _left_out(counts: dict[str, int]) -> str:
     """``calib_left_out_duplicate: 7`` and the like as ``7 duplicate (calib)``."""
     found = [(name.split("_left_out_"), count) for name, count in counts.items() if "_left_out_" in name and count]
     return ", ".join(f"{_count(count)} {why.replace('_', ' ')} ({which})" for (which, why), count in found) or "nothing"
+
+
+def _length_fit(lengths: dict[str, Any]) -> str:
+    """How near the calibration set's prompt lengths are to those that it should have."""
+    after, before = (lengths["distance"][name] for name in ("after", "before"))
+    whose = "evaluation set" if lengths["profile"] == "evaluation" else f"log {lengths['profile']}"
+    moved = lengths["moved"]
+    return (
+        f"On average {after['wasserstein']:.1f} tokens from the {whose}'s lengths (largest gap between the shares "
+        f"{100 * after['ks']:.1f} %); a draw without length bands: {before['wasserstein']:.1f} tokens "
+        f"({100 * before['ks']:.1f} %)."
+        + (f" {_count(moved)} samples stand in for lengths that ran out." if moved else "")
+    )
 
 
 def _pretty(value: Any) -> str:

@@ -24,7 +24,7 @@ def in_memory(name: str, value: NDArray[Any]) -> Any:
     """A ``Store`` that keeps the tensor in the graph."""
     from onnx import numpy_helper
 
-    return numpy_helper.from_array(np.ascontiguousarray(value), name)
+    return numpy_helper.from_array(np.asarray(value, order="C"), name)  # ascontiguousarray makes a scalar a vector
 
 
 class WeightFile:

@@ -102,7 +102,7 @@ def _write_sources(root: Path, items: list[Item]) -> None:
     write_json(
         root / "calib_data/card.json",
         {
-            "source": {"kind": "demo", "corpus": digest_json("corpus")},
+            "source": {"kind": "demo", "corpus": digest_json("corpus"), "log": {"pattern": "logs/*.jsonl"}},
             "revision": None,
             "licence": "Apache-2.0",
             "counts": {
@@ -111,7 +111,18 @@ def _write_sources(root: Path, items: list[Item]) -> None:
             },
             "tokens": {"calibration": 11546, "evaluation": 16974},
             "histogram": {"calibration": {"24": 50, "32": 120, "40": 80}, "evaluation": {"16": 95, "24": 105}},
-            "leakage": {"matches": {}, "overlaps": []},
+            "lengths": {
+                "profile": "evaluation",
+                "distance": {
+                    "before": {"ks": 0.25, "wasserstein": 7.5},
+                    "after": {"ks": 0.021, "wasserstein": 0.44},
+                },
+                "moved": 3,
+            },
+            "complete": {"calibration": False, "evaluation": True},
+            "log": {"lines": 12345, "unusable_lines": {"not JSON": 2}},
+            "redaction": {"redactors": {"email": "built-in"}, "changed": 17, "dropped": 1},
+            "leakage": {"matches": {}, "overlaps": [], "rule": "equal texts"},
             "digests": {"calibration": digest_json("calibration"), "evaluation": digest_json("evaluation")},
         },
     )

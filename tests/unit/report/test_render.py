@@ -66,6 +66,17 @@ def test_delta_nll_is_shown_where_references_were_scored(data: dict[str, Any]) -
     assert "+0.0123 nats a token (-0.0020 to +0.0300)" in words
 
 
+def test_the_data_card_is_on_the_page(data: dict[str, Any]) -> None:
+    words = " ".join(parsed(page(data)).words.split())
+    assert "On average 0.4 tokens from the evaluation set's lengths" in words
+    assert "a draw without length bands: 7.5 tokens (25.0 %)" in words
+    assert "3 samples stand in for lengths that ran out" in words
+    assert "logs/*.jsonl, 12 345 lines; unusable: 2 not JSON" in words
+    assert "email: 17 texts changed, 1 dropped" in words
+    assert "the source of the calibration set (data.max_rows)" in words
+    assert "7 duplicate (calib)" in words
+
+
 def test_every_number_of_the_verdict_is_on_the_page(data: dict[str, Any]) -> None:
     words = parsed(page(data)).words
     for recipe in data["recipes"]:

@@ -102,7 +102,7 @@ class FakeDevice:
     def launch(
         self, name: str, grid: tuple[int, int, int], threads: int, addresses: Sequence[int], sizes: Sequence[int]
     ) -> None:
-        assert all(1 <= size for size in grid)
+        assert all(size >= 1 for size in grid)
         assert threads <= 1024
 
         def work() -> None:
