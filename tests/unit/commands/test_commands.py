@@ -102,7 +102,7 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["int8_mixed"]["used"]
-    assert found["fp8"]["backends"] == []
+    assert found["fp8"]["backends"] == ["tensorrt"]
 
 
 @pytest.mark.usefixtures("inside")

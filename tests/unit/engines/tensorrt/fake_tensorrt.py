@@ -19,7 +19,7 @@ from typing import Any
 import onnx
 
 from pipeline.engines.tensorrt.plan import Binding, Description
-from tests.unit.engines.tensorrt.fake import FakeDevice, FakeEngine
+from tests.unit.engines.tensorrt.fake import FakeContext, FakeDevice, FakeEngine
 
 
 class _Enum(enum.Enum):
@@ -37,6 +37,54 @@ DTYPES = ["FLOAT", "HALF", "INT8", "INT32", "BOOL", "INT64", "BF16", "FP8", "UIN
 _ONNX = {1: "FLOAT", 10: "HALF", 3: "INT8", 6: "INT32", 7: "INT64", 9: "BOOL", 16: "BF16", 17: "FP8", 2: "UINT8"}
 _LAYERS = {"MatMul": "MATRIX_MULTIPLY", "QuantizeLinear": "QUANTIZE", "DequantizeLinear": "DEQUANTIZE"}
 _NUMPY = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32", "INT64": "int64", "FP8": "float8_e4m3fn"}
+
+
+class InspectedEngine(FakeEngine):
+    """With an inspector and a profiler. Its two layers are made up."""
+
+    LAYERS = [
+        {
+            "Name": "up_proj + gate_proj",
+            "LayerType": "gemm",
+            "Inputs": [{"Name": "x", "Dimensions": [1, 128], "Format/Datatype": "Int8"}],
+            "Outputs": [{"Name": "y", "Dimensions": [1, 256], "Format/Datatype": "Half"}],
+            "TacticName": "sm90_xmma_gemm_i8f16_i8i32",
+        },
+        {"Name": "softmax", "LayerType": "SoftMax", "Inputs": [], "Outputs": [{"Format/Datatype": "Half"}]},
+    ]
+    MILLISECONDS = {"up_proj + gate_proj": 0.25, "softmax": 0.5}
+
+    def create_execution_context(self) -> InspectedContext:
+        return InspectedContext(self)
+
+    def create_engine_inspector(self) -> Any:
+        inspector = types.SimpleNamespace(execution_context=None)
+        inspector.get_engine_information = lambda form: json.dumps({"Layers": self.LAYERS, "Bindings": []})
+        return inspector
+
+
+class InspectedContext(FakeContext):
+    profiler: Any = None
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        session = self._engine.session
+        known = {one.name: one.shape for one in session.get_inputs()}
+        sizes = {
+            axis: size
+            for given, shape in self._shapes.items()
+            for axis, size in zip(known[given], shape, strict=True)
+            if isinstance(axis, str)
+        }
+        (shape,) = [one.shape for one in session.get_outputs() if one.name == name]
+        return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
+
+    def execute_async_v3(self, stream: int) -> bool:
+        done = super().execute_async_v3(stream)
+        if self.profiler is not None:
+            assert self.profiler.started
+            for name, milliseconds in InspectedEngine.MILLISECONDS.items():
+                self.profiler.report_layer_time(name, milliseconds)
+        return done
 
 
 def make_tensorrt(version: str, *, sms: Sequence[int] = ()) -> types.ModuleType:
@@ -238,9 +286,14 @@ def make_tensorrt(version: str, *, sms: Sequence[int] = ()) -> types.ModuleType:
             what = json.loads((folder / "what.json").read_text())
             bindings = [Binding(**binding) for binding in what["bindings"]]
             description = Description("tensorrt", version, [], what["profiles"], bindings, {}, {})
-            return FakeEngine(folder, description, module.device)
+            return InspectedEngine(folder, description, module.device)
 
-    for kind in (ILogger, Builder, OnnxParser, Runtime):
+    class IProfiler:
+        def __init__(self) -> None:
+            self.started = True
+
+    module.LayerInformationFormat = _kind("LayerInformationFormat", ["ONELINE", "JSON"])
+    for kind in (ILogger, IProfiler, Builder, OnnxParser, Runtime):
         setattr(module, kind.__name__, kind)
     if new:
 
