@@ -16,8 +16,8 @@ from pipeline import __version__
 from pipeline.errors import EnginegateError, UsageError
 
 COMMANDS = (
-    *("diff", "doctor", "gate", "gc", "list", "lm-eval", "plan", "promote", "pull", "recipes", "rollback"),
-    *("serve", "show", "verify"),
+    *("bench", "diagnose", "diff", "doctor", "fit", "gate", "gc", "list", "lm-eval", "plan", "promote", "pull"),
+    *("recipes", "rollback", "serve", "show", "verify"),
 )
 
 

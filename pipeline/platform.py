@@ -13,12 +13,12 @@ import platform
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.params import Baseline
+    from pipeline.params import Baseline, Engine
 
 CPUINFO = Path("/proc/cpuinfo")
 # Names of the kernels that inference libraries choose between, with the CPU flags that allow them, narrow to wide.
@@ -33,9 +33,10 @@ _ISA = {
     "sve": {"sve"},
 }
 # Distributions under which a package is known, the plain name first.
-_DISTRIBUTIONS = {
+DISTRIBUTIONS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
     "tensorrt_llm": ("tensorrt-llm",),
 }
 
@@ -59,10 +60,21 @@ class Backend:
     why_not: str = ""
 
 
-def describe_platform(baseline: Baseline) -> dict[str, Any]:
-    """The platform as JSON: ``device`` (what an engine is compiled for) and ``backends``."""
+def describe_platform(baseline: Baseline, engine: Engine | None = None) -> dict[str, Any]:
+    """The platform as JSON: ``device`` (what an engine is compiled for) and ``backends``.
+
+    For ``engine.backend`` tensorrt_llm also ``tensorrt_llm``: its own environment, which is asked what it can do.
+    """
     gpu, no_gpu = find_gpu()
-    backends = find_backends(baseline, no_gpu)
+    backends = find_backends(baseline, no_gpu, engine.tensorrt.library if engine else "auto")
+    own: dict[str, Any] = {}
+    if engine is not None and engine.backend == "tensorrt_llm":
+        from pipeline.engines.tensorrt_llm.capabilities import describe
+
+        own = describe(engine)
+        versions = own.get("versions", {})
+        backends["tensorrt_llm"] = Backend(versions.get("tensorrt_llm"), not own["why_not"], own["why_not"])
+        backends["tensorrt"] = replace(backends["tensorrt"], version=versions.get("tensorrt"))
     return {
         "device": {
             "gpu": gpu.name if gpu else None,
@@ -73,6 +85,7 @@ def describe_platform(baseline: Baseline) -> dict[str, Any]:
             "cpu": cpu_isa(),
         },
         "backends": {name: vars(backend) for name, backend in backends.items()},
+        **({"tensorrt_llm": own} if own else {}),
     }
 
 
@@ -102,9 +115,13 @@ def find_gpu() -> tuple[Gpu | None, str]:
     return Gpu(fields[0], fields[1].replace(".", ""), fields[2], cuda.group(1) if cuda else None), ""
 
 
-def find_backends(baseline: Baseline, no_gpu: str) -> dict[str, Backend]:
+def find_backends(baseline: Baseline, no_gpu: str, library: str = "auto") -> dict[str, Backend]:
     """Every backend by name. ``no_gpu`` says why there is no GPU (empty: there is one)."""
-    found = {name: _installed(names) for name, names in _DISTRIBUTIONS.items()}
+    found = {name: _installed(names) for name, names in DISTRIBUTIONS.items()}
+    rtx = found.pop("tensorrt_rtx")
+    if library == "tensorrt_rtx" or (library == "auto" and rtx.available and not found["tensorrt"].available):
+        # It serves the same backend, and is another library: its version says so.
+        found["tensorrt"] = replace(rtx, version=rtx.version and f"tensorrt_rtx {rtx.version}")
     for name in ("tensorrt", "tensorrt_llm"):
         if found[name].available and no_gpu:
             found[name] = Backend(found[name].version, False, no_gpu)

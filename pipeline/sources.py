@@ -39,19 +39,44 @@ def _model(model: Model) -> dict[str, Any]:
             f"model.checkpoint: {model.checkpoint} is not a folder",
             "give the folder of a Hugging Face checkpoint, `demo`, or a hub id such as org/name",
         )
-    return {"kind": "hub", "id": model.checkpoint, "commit": _hub_commit(model.checkpoint, model.revision, "model")}
+    commit = _hub_commit(model.checkpoint, model.revision, "model")
+    return {"kind": "hub", "id": model.checkpoint, "commit": commit, **adapter}
 
 
 def _data(data: Data) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if data.calib_log:
+        found["log"] = {"pattern": data.calib_log, "files": _log(data.calib_log)}
+    if data.profile_log:
+        found["profile_log"] = {"pattern": data.profile_log, "files": _log(data.profile_log)}
+    if data.redact:
+        from pipeline.data.redact import redactor_digest
+
+        found["redact"] = {name: redactor_digest(name) for name in data.redact}
+    return _sets(data) | found
+
+
+def _sets(data: Data) -> dict[str, Any]:
+    """Where both sets come from: files of their own, and ``data.source`` for the rest."""
+    if data.calib_file and data.calib_log:
+        raise InputError("data: calib_file and calib_log are both given", "keep one of the two")
+    own = {name: _file(Path(name)) for name in (data.calib_file, data.eval_file) if name}
+    if data.eval_file and (data.calib_file or data.calib_log):
+        return {"kind": "files", "loader": data.source, "files": own}
+    if own and data.source in LOCAL_DATA.values():
+        raise InputError(
+            "data: only one of calib_file and eval_file is given",
+            "give both, or calib_log, or a data.source for the other set",
+        )
+    found = _source(data)
+    return found | {"files": found.get("files", {}) | own} if own else found
+
+
+def _source(data: Data) -> dict[str, Any]:
     if data.source == DEMO:
         from pipeline.data.demo import CORPUS
 
         return {"kind": DEMO, "corpus": CORPUS.digest}
-    if data.calib_file or data.eval_file:
-        if not (data.calib_file and data.eval_file):
-            raise InputError("data: only one of calib_file and eval_file is given", "give both, or use splits")
-        files = {name: _file(Path(name)) for name in (data.calib_file, data.eval_file)}
-        return {"kind": "files", "loader": data.source, "files": files}
     path = Path(data.source)
     if path.suffix in LOCAL_DATA or path.exists():
         if not path.is_file() or path.suffix not in LOCAL_DATA:
@@ -61,6 +86,12 @@ def _data(data: Data) -> dict[str, Any]:
             )
         return {"kind": "file", "files": {data.source: _file(path)}}
     return {"kind": "hub", "id": data.source, "commit": _hub_commit(data.source, data.revision, "dataset")}
+
+
+def _log(pattern: str) -> dict[str, str]:
+    from pipeline.data.promptlog import log_files
+
+    return {path.as_posix(): _file(path) for path in log_files(pattern)}
 
 
 def _listing(folder: Path) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Compiles one engine: ``python -m stages.build NAME``, where NAME is a recipe or ``runtime``.
 
 ``runtime`` is the engine without quantisation: what it loses, the runtime loses, not the recipe.
+A recipe's engine also leaves its digest in ``artifacts/built/``, for the stage that hangs on all engines (``bench``).
 """
 
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 from pipeline.engines import BuildInputs, ExecutorBackend, get_backend, load_executor
 from pipeline.engines.check import check_engine
 from pipeline.engines.manifest import write_manifest
-from pipeline.files import atomic_folder, digest_json, read_json
+from pipeline.files import atomic_folder, digest_json, read_json, write_json
 from pipeline.params import load_params
 from pipeline.quantize.probe import Probe
 from pipeline.quantize.recipes import Recipe, load_recipe
@@ -20,6 +21,7 @@ from stages._main import stage
 
 PLAIN = Path("artifacts/onnx")
 CHECKPOINT = Path("artifacts/checkpoint")
+BUILT = Path("artifacts/built")
 
 
 def main() -> None:
@@ -40,9 +42,18 @@ def main() -> None:
         calibration = {"recipe": asdict(recipe), "samples": card["counts"]["calib_used"]}
     print(f"building {name} for {params.engine.backend}", flush=True)
     with atomic_folder(Path("engines") / name) as part:
-        inputs = BuildInputs(CHECKPOINT, PLAIN, None if recipe is None else quantized, recipe, params.engine, platform)
+        inputs = BuildInputs(
+            CHECKPOINT,
+            PLAIN,
+            None if recipe is None else quantized,
+            recipe,
+            params.engine,
+            platform,
+            log=Path("logs") / f"build-{name}.log",
+        )
         build = backend.compile_engine(inputs, part)
-        _copy_tokenizer(part / "tokenizer")
+        if not (part / "tokenizer").exists():  # a backend that needs it in another form has written it
+            _copy_tokenizer(part / "tokenizer")
         description = {
             "name": name,
             "recipe": None if recipe is None else name,
@@ -55,19 +66,25 @@ def main() -> None:
             },
             "sources": sources,
             "calibration": calibration,
-            "platform": platform["device"],
+            "platform": platform["device"] | build.pop("platform", {}),
             "build": build,
         }
         if "validity" in build:  # a backend that knows better than `validity_of` where its engine may be loaded
             description["validity"] = build.pop("validity")
         manifest = write_manifest(part, description)
         checked = "its own server answers for it, so its logits were not compared"
-        if isinstance(backend, ExecutorBackend):
+        if "unchecked" in build:
+            checked = f"its logits were not compared: {build['unchecked']}"
+        elif isinstance(backend, ExecutorBackend):
             probe = Probe.load((PLAIN if recipe is None else quantized) / "probe.npz")
-            found = check_engine(load_executor(part), probe, "none" if recipe is None else recipe.weights)
+            kind = "none" if recipe is None else recipe.weights
+            rest = "float16" if "float16" in description["dtype"] else "float32"
+            found = check_engine(load_executor(part), probe, kind, rest)
             description["build"] = build | {"probe": asdict(found) | {"noise_kl": probe.noise}}
             manifest = write_manifest(part, description)
             checked = f"mean KL to the calibrated model {found.mean_kl:.5f} (its own noise {probe.noise:.5f})"
+    if recipe is not None:
+        write_json(BUILT / f"{name}.json", {"digest": manifest["digest"]})
     print(f"{name}: {manifest['digest'][:19]}, {build['summary']}, {checked}")
 
 

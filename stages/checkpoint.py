@@ -13,18 +13,18 @@ FOLDER = Path("artifacts/checkpoint")
 
 def main() -> None:
     params = load_params()
-    sources = read_json(Path("artifacts/sources.json"))["model"]
-    materialize(params.model, sources, FOLDER)
+    sources = read_json(Path("artifacts/model_source.json"))
+    merged = materialize(params.model, sources, FOLDER)
     report = inspect_checkpoint(
         FOLDER,
         needs_template=params.prompt.template == "chat",
         trust_remote_code=params.model.trust_remote_code,
     )
-    for name in report["fp16_overflow"]:
-        print(f"warning: {name} holds values beyond FP16; an FP16 baseline may answer with null")
+    for warning in report["warnings"]:
+        print(f"warning: {warning}")
     # Without file times: what hangs on this file must not run again because a file was touched.
     origin = {key: sources[key] for key in ("kind", "id", "commit", "path", "base") if key in sources}
-    write_json(Path("artifacts/checkpoint.json"), report | {"source": origin})
+    write_json(Path("artifacts/checkpoint.json"), report | {"source": origin | merged})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from stages._main import stage
 
 
 def main() -> None:
-    write_json(Path("artifacts/sources.json"), resolve_sources(load_params()))
+    # A file each, so that new data does not read a checkpoint of 140 GB again.
+    for name, found in resolve_sources(load_params()).items():
+        write_json(Path(f"artifacts/{name}_source.json"), found)
 
 
 if __name__ == "__main__":

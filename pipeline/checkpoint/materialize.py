@@ -7,17 +7,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.intake import require_safetensors
-from pipeline.errors import CheckpointError
+from pipeline.checkpoint.adapter import adapter_record, merge_adapter
+from pipeline.checkpoint.layout import Layout, read_layout
+from pipeline.checkpoint.tensors import read_headers
 from pipeline.files import atomic_folder
 from pipeline.params import Model
 
-# Weights as safetensors, the tokenizer and the configuration; never pickles.
-_WANTED = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.py")
+# The tokenizer, the template and the configuration; weights are those that the layout names, never pickles.
+_SETTINGS = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+_WANTED = ("*.safetensors", "*.py", *_SETTINGS)
 
 
-def materialize(model: Model, source: dict[str, Any], target: Path) -> None:
-    """Writes the checkpoint folder ``target`` (whole or not at all).
+def materialize(model: Model, source: dict[str, Any], target: Path) -> dict[str, Any]:
+    """Writes the checkpoint folder ``target`` (whole or not at all); returns what was merged, for the record.
 
     ``source`` is what ``pipeline.sources`` resolved. A local folder is hard-linked where the file system
     allows it, so that a large checkpoint costs no disk. Raises CheckpointError.
@@ -28,15 +30,24 @@ def materialize(model: Model, source: dict[str, Any], target: Path) -> None:
             from pipeline.sources import DEMO_ADAPTER
 
             write_demo_checkpoint(DEMO_ADAPTER, part)
-            return
+            return {"adapter": adapter_record(DEMO_ADAPTER)}
         folder = Path(model.checkpoint) if source["kind"] == "folder" else _download(source)
-        require_safetensors(folder)
-        if model.adapter is not None:
-            _merge(folder, Path(model.adapter), part, model.trust_remote_code)
-            return
-        for pattern in _WANTED:
-            for path in folder.glob(pattern):
-                _link_or_copy(path.resolve(), part / path.name)
+        layout = read_layout(folder, trust_remote_code=model.trust_remote_code)
+        if model.adapter is None:
+            _take(layout, part)
+            return {}
+        read_headers(layout)  # damaged or quantised shards are refused before anything loads them
+        adapter = Path(model.adapter)
+        merge_adapter(folder, adapter, part, base_id=model.checkpoint, trust_remote_code=model.trust_remote_code)
+        return {"adapter": adapter_record(adapter)}
+
+
+def _take(layout: Layout, target: Path) -> None:
+    for pattern in _SETTINGS:
+        for path in layout.folder.glob(pattern):
+            _link_or_copy(path.resolve(), target / path.name)
+    for path in (*layout.shards, *layout.code):
+        _link_or_copy(path.resolve(), target / path.name)
 
 
 def _download(source: dict[str, Any]) -> Path:
@@ -50,16 +61,3 @@ def _link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without hard links
         shutil.copy2(source, target)
-
-
-def _merge(folder: Path, adapter: Path, target: Path, trust_remote_code: bool) -> None:
-    if not (adapter / "adapter_model.safetensors").exists():
-        raise CheckpointError(
-            f"{adapter}: no adapter_model.safetensors", "save the adapter with peft's save_pretrained"
-        )
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=trust_remote_code)
-    PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(target)
-    AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code).save_pretrained(target)

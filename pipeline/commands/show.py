@@ -9,6 +9,7 @@ from typing import Any
 
 ENGINES = Path("engines")
 VERDICTS = Path("artifacts/verdicts")
+TENSORRT = "tensorrt"
 EPILOG = """\
 A name is a recipe, or `runtime` for the engine without quantisation: its engine and its newest verdict are shown,
 and the promoted engine where that is another one. A path is an engine's folder, or a verdict's or manifest's JSON.
@@ -18,6 +19,7 @@ examples:
   enginegate show int8_mixed
   enginegate show engines/promoted/int8_mixed
   enginegate show artifacts/verdicts/int8_sq.json --json | jq .reasons
+  enginegate show engines/int8_sq --layers decode_8    TensorRT, on its GPU: kernel and time of each layer
   enginegate show shop-int8_mixed#production
 """
 
@@ -35,22 +37,69 @@ def register(subparsers: Any) -> None:
         "what", metavar="PATH|NAME", help="an engine's folder, a verdict's file, a recipe, or a reference"
     )
     parser.add_argument("--json", action="store_true", help="print the content as JSON")
+    parser.add_argument(
+        "--layers",
+        metavar="PROFILE",
+        nargs="?",
+        const="",
+        help="TensorRT: run the engine on its GPU, and print precision, kernel and time of each layer "
+        "(PROFILE: which optimisation profile; without it the first that decodes)",
+    )
+    parser.add_argument(
+        "--trtexec", action="store_true", help="TensorRT: print the command line of trtexec that builds the engine"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Finds and prints it."""
+    from pipeline.errors import UsageError
     from pipeline.report.text import engine_lines, verdict_lines
 
     if not (found := find(args.what)):
+        if args.trtexec or args.layers is not None:
+            raise UsageError(f"{args.what}: no engine here", "`enginegate pull` it, and name its folder")
         return _show_registered(args.what, as_json=args.json)
+    if args.trtexec or args.layers is not None:
+        print("\n".join(_inside(found, args)))
+        return 0
     if args.json:
+        found = [(kind, place, content | _described(kind, place, content)) for kind, place, content in found]
         print(json.dumps([content for *_, content in found] if len(found) > 1 else found[0][2], indent=2))
         return 0
     for number, (kind, place, content) in enumerate(found):
         lines = verdict_lines(content) if kind == "verdict" else engine_lines(content, place.parent)
+        if kind == "engine" and content["backend"] == TENSORRT:
+            from pipeline.engines.tensorrt import inspect
+
+            lines += ["", *inspect.lines(place.parent)]
         print("\n".join([""] * (number > 0) + [f"{place}", *lines]))
     return 0
+
+
+def _described(kind: str, place: Path, content: dict[str, Any]) -> dict[str, Any]:
+    if kind != "engine" or content["backend"] != TENSORRT:
+        return {}
+    from pipeline.engines.tensorrt import inspect
+
+    return {"tensorrt": inspect.plain(place.parent, None)}
+
+
+def _inside(found: list[tuple[str, Path, dict[str, Any]]], args: argparse.Namespace) -> list[str]:
+    """What only TensorRT knows of an engine."""
+    from pipeline.errors import UsageError
+
+    folders = [place.parent for kind, place, content in found if kind == "engine" and content["backend"] == TENSORRT]
+    if not folders:
+        raise UsageError(f"{args.what}: no engine of TensorRT", "--layers and --trtexec are for those")
+    from pipeline.engines.tensorrt import inspect
+
+    if args.trtexec:
+        return [" ".join(inspect.trtexec(folders[0]))]
+    rows = inspect.layer_rows(folders[0], args.layers or None)
+    if args.json:
+        return [json.dumps(inspect.plain(folders[0], rows), indent=2)]
+    return [f"{folders[0]}", *inspect.lines(folders[0]), *inspect.layer_lines(rows)]
 
 
 def find(what: str) -> list[tuple[str, Path, dict[str, Any]]]:

@@ -35,6 +35,11 @@ def test_values_are_those_that_dvc_sees(tmp_path: Path) -> None:
     [
         ("seed: 1\ncalib:\n  samples: 0\n", ":3: calib.samples: must be at least 1"),
         ("model:\n  chekpoint: x\n", ":2: model.chekpoint: unknown key"),
+        ("calib:\n  strata: 0\n", ":2: calib.strata: must be between 1 (none) and 1000"),
+        ("data:\n  log_bad_lines: 1\n", ":2: data.log_bad_lines: must be a share from 0"),
+        ("data:\n  redact: [email, names]\n", ":2: data.redact: 'names' is none of email, phone, digits"),
+        ("data:\n  redact: ['a-b:c']\n", ":2: data.redact: 'a-b:c' is none of"),
+        ("data:\n  max_rows: 0\n", ":2: data.max_rows: must be at least 1, or null"),
         ("modle: {}\n", ":1: modle: unknown key"),
         ("calib:\n  samples: 5\n  samples: 6\n", ":3: samples: this key stands twice"),
         ("seed: no\n", ":1: seed: Input should be a valid integer"),

@@ -66,6 +66,17 @@ def test_delta_nll_is_shown_where_references_were_scored(data: dict[str, Any]) -
     assert "+0.0123 nats a token (-0.0020 to +0.0300)" in words
 
 
+def test_the_data_card_is_on_the_page(data: dict[str, Any]) -> None:
+    words = " ".join(parsed(page(data)).words.split())
+    assert "On average 0.4 tokens from the evaluation set's lengths" in words
+    assert "a draw without length bands: 7.5 tokens (25.0 %)" in words
+    assert "3 samples stand in for lengths that ran out" in words
+    assert "logs/*.jsonl, 12 345 lines; unusable: 2 not JSON" in words
+    assert "email: 17 texts changed, 1 dropped" in words
+    assert "the source of the calibration set (data.max_rows)" in words
+    assert "7 duplicate (calib)" in words
+
+
 def test_every_number_of_the_verdict_is_on_the_page(data: dict[str, Any]) -> None:
     words = parsed(page(data)).words
     for recipe in data["recipes"]:
@@ -108,7 +119,7 @@ def test_model_text_is_escaped(tmp_path: Path) -> None:
     assert "<script" not in markdown.replace("\\<script", "")
     table = [line for line in markdown.splitlines() if line.startswith("|")]
     widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table}
-    assert widths == {6, 11}  # two tables; no pipe of a cell ends it
+    assert widths == {6, 9, 11}  # three tables; no pipe of a cell ends it
 
 
 def test_the_summary_names_verdicts_and_numbers(data: dict[str, Any]) -> None:
@@ -137,5 +148,7 @@ def test_without_metrics_and_split(run: Path, word: str) -> None:
 
 def test_three_files(tmp_path: Path, data: dict[str, Any]) -> None:
     write_report(data, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "report.json", "report.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("fleet.csv", "index.html", "report.json", "report.md"),
+    ]
     assert read_json(tmp_path / "report.json")["headline"] == data["headline"]
