@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.data.sampling import read_calibration
 from pipeline.files import atomic_folder, read_json, write_json
+from pipeline.launcher import relaunched
 from pipeline.params import Params, load_params
 from pipeline.quantize.batches import Samples
 from pipeline.quantize.calibrate import Calibration, SearchMemoryError, quantize_model, usual_budget
@@ -33,6 +34,8 @@ OFFLOAD = STATE / "offload"
 def main() -> None:
     name = sys.argv[1]
     params, recipe = load_params(), load_recipe(name)
+    if relaunched("stages.quantize", name, params=params):
+        return
     ranks = Ranks.from_environment(params.calib.wait_s)
     processes = 1 if recipe.algorithm == "awq" else params.calib.process_count(_gpus())
     if ranks.size == 1 and processes > 1:

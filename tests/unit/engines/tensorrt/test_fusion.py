@@ -13,11 +13,12 @@ from pipeline.engines.tensorrt.fusion import fuse_parallel, split_inputs
 HIDDEN, INNER = 12, 20
 
 
-def _graph(quantized: bool) -> Any:
-    """gate and up read x, down reads their product; with Q/DQ: one pair for x, one for the product."""
+def _graph(form: str) -> Any:
+    """gate and up read x, down reads their product. With Q/DQ: one pair for x, one for the product, and weights that
+    are stored in INT8, or in float and quantised in the graph."""
     from onnx import TensorProto, helper, numpy_helper
 
-    random = np.random.default_rng(3)
+    random, quantized = np.random.default_rng(3), form != "plain"
     nodes, weights = [], []
 
     def constant(name: str, value: Any) -> str:
@@ -41,6 +42,11 @@ def _graph(quantized: bool) -> Any:
                 constant(f"{name}.s", random.uniform(0.001, 0.01, columns).astype(np.float32)),
                 constant(f"{name}.z", np.zeros(columns, np.int8)),
             ]
+            if form == "float":
+                int8, scales = numpy_helper.to_array(weights[-3]), numpy_helper.to_array(weights[-2])
+                stored[0] = constant(f"{name}.f", int8 * scales)
+                nodes.append(helper.make_node("QuantizeLinear", stored, [f"{name}.wq"], name=f"{name}.wq", axis=1))
+                stored[0] = f"{name}.wq"
             nodes.append(helper.make_node("DequantizeLinear", stored, [f"{name}.wdq"], name=f"{name}.wdq", axis=1))
             weight = f"{name}.wdq"
         else:
@@ -74,10 +80,10 @@ def _run(model: Any, x: np.ndarray) -> np.ndarray:
     return np.asarray(ort.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})[0])
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_parallel_products_become_one(quantized: bool) -> None:
+@pytest.mark.parametrize("form", ["plain", "int8", "float"])
+def test_parallel_products_become_one(form: str) -> None:
     x = np.random.default_rng(1).normal(size=(2, 3, HIDDEN)).astype(np.float32)
-    model = _graph(quantized)
+    model = _graph(form)
     before = _run(model, x)
     assert fuse_parallel(model, Path()) == 1
     names = [node.name for node in model.graph.node if node.op_type == "MatMul"]
@@ -86,21 +92,21 @@ def test_parallel_products_become_one(quantized: bool) -> None:
     np.testing.assert_array_equal(_run(model, x), before)
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_a_product_is_cut_along_its_inputs(quantized: bool) -> None:
+@pytest.mark.parametrize("form", ["plain", "int8", "float"])
+def test_a_product_is_cut_along_its_inputs(form: str) -> None:
     x = np.random.default_rng(2).normal(size=(2, 3, HIDDEN)).astype(np.float32)
-    model = _graph(quantized)
+    model = _graph(form)
     before = _run(model, x)
     assert split_inputs(model, Path(), ["mlp.down"], 4) == 1
     np.testing.assert_allclose(_run(model, x), before, rtol=1e-5, atol=1e-5)
     weight = next(tensor for tensor in model.graph.initializer if tensor.name == "mlp.down.weight_j")
     assert list(weight.dims) == [4, INNER // 4, HIDDEN]
-    quantizers = [node.op_type for node in model.graph.node if node.op_type.endswith("QuantizeLinear")]
-    assert len(quantizers) == (2 if quantized else 0)
+    quantizers = sum(node.op_type == "QuantizeLinear" for node in model.graph.node)
+    assert quantizers == {"plain": 0, "int8": 2, "float": 5}[form]
 
 
 def test_products_over_different_inputs_stay_apart() -> None:
-    model = _graph(False)
+    model = _graph("plain")
     model.graph.node[1].input[0] = "inner2"
     from onnx import helper
 
