@@ -53,9 +53,12 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Finds and prints it."""
+    from pipeline.errors import UsageError
     from pipeline.report.text import engine_lines, verdict_lines
 
     if not (found := find(args.what)):
+        if args.trtexec or args.layers is not None:
+            raise UsageError(f"{args.what}: no engine here", "`enginegate pull` it, and name its folder")
         return _show_registered(args.what, as_json=args.json)
     if args.trtexec or args.layers is not None:
         print("\n".join(_inside(found, args)))

@@ -23,8 +23,8 @@ SCHEMA_FILE = Path(__file__).with_name("manifest.schema.json")
 PROVENANCE_FILE, SBOM_FILE, SIGNATURE_FILE = "provenance.json", "sbom.cdx.json", "model.sig"
 COMPANIONS = (FILE, PROVENANCE_FILE, SBOM_FILE, SIGNATURE_FILE)
 IDENTITY = ("schema", "name", "recipe", "backend", "dtype", "limits", "sources", "platform", "validity", "files")
-# Engines of these backends are compiled for one GPU architecture and one version of each package named here.
-_COMPILED = {"tensorrt": ("tensorrt",), "tensorrt_llm": ("tensorrt", "tensorrt_llm")}
+# Packages whose exact version an engine of this backend needs, among those that it was built with.
+_EXACT = {"tensorrt": ("tensorrt", "tensorrt_rtx"), "tensorrt_llm": ("tensorrt", "tensorrt_llm")}
 
 
 def write_manifest(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
@@ -50,18 +50,22 @@ def save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 def validity_of(manifest: dict[str, Any]) -> dict[str, Any]:
     """Where an engine may be loaded, for a backend that does not say it itself.
 
-    ``machine``: the processor architecture. ``sm``: GPU architectures such as ``["90"]``, or None when it needs no
-    GPU. ``packages``: versions that must be exactly these. An engine that TensorRT compiled runs on the SM and
-    the versions that it was built with (TensorRT refuses it elsewhere); a graph for ONNX Runtime on any machine of
-    the architecture.
+    ``machine``: the processor architecture. ``sm``: GPU architectures such as ``["90"]``, or None when it is compiled
+    for none. ``packages``: versions that must be exactly these. What TensorRT compiled runs on the SM and the versions
+    that it was built with (TensorRT refuses it elsewhere); TensorRT-LLM's checkpoint for PyTorch on its version; a
+    graph for ONNX Runtime and a checkpoint for vLLM on any machine of the architecture.
     """
-    platform = manifest["platform"]
-    versions = {"tensorrt": platform.get("tensorrt")} | manifest.get("build", {}).get("versions", {})
-    names = _COMPILED.get(manifest["backend"], ())
-    sm = platform.get("sm") if names else None
+    platform, build, backend = manifest["platform"], manifest.get("build", {}), manifest["backend"]
+    versions: dict[str, Any] = build.get("versions", {})
+    names: tuple[str, ...] = _EXACT.get(backend, ())
+    sm = None
+    if backend == "tensorrt_llm" and build.get("profile") == "pytorch":
+        names = ("tensorrt_llm",)
+    elif names:
+        sm = build.get("runtime", {}).get("sm") or platform.get("sm")  # "89 120" when compiled for several
     return {
         "machine": (platform.get("cpu") or "").split(" ")[0] or None,
-        "sm": [sm] if sm else None,
+        "sm": sm.split() if sm else None,
         "packages": {name: versions[name] for name in names if versions.get(name)},
     }
 

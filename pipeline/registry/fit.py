@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Distributions under which a package may be installed, the plain name first.
-_DISTRIBUTIONS = {"tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"), "tensorrt_llm": ("tensorrt-llm",)}
+from pipeline.platform import DISTRIBUTIONS, cpu_isa, find_gpu
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Machine:
         """The version of a package, None when it is not here."""
         if package in self.packages:
             return self.packages[package]
-        for name in _DISTRIBUTIONS.get(package, (package,)):
+        for name in DISTRIBUTIONS.get(package, (package,)):
             try:
                 return importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
@@ -38,8 +37,6 @@ class Machine:
 
 def this_machine(sm: str | None = None, packages: Mapping[str, str] | None = None) -> Machine:
     """Probes this machine; ``sm`` and ``packages`` stand for another that is pulled for."""
-    from pipeline.platform import cpu_isa, find_gpu
-
     gpu, why = (None, "") if sm else find_gpu()
     return Machine(cpu_isa(), sm or (gpu.sm if gpu else None), why, packages or {})
 

@@ -62,8 +62,11 @@ def promote_engine(recipe: str, verdict_file: Path, engine: Path, target: Path =
 
 
 def _measured(verdict: dict[str, Any]) -> dict[str, Any]:
-    """The ``performance`` section, where the verdict holds measured service levels."""
-    return {"performance": verdict["performance"]} if verdict.get("performance") else {}
+    """The ``performance`` section: the policy's service levels as they were measured on the baseline and the engine."""
+    levels = {
+        role: [row for row in rows if row["outcome"] != "absent"] for role, rows in verdict.get("service", {}).items()
+    }
+    return {"performance": levels} if any(levels.values()) else {}
 
 
 def evidence(verdict: dict[str, Any], file_digest: str) -> dict[str, Any]:

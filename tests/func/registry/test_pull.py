@@ -251,8 +251,8 @@ def promote_for(project: Path, sm: str, tensorrt: str) -> str:
     manifest = read_json(engine / FILE)
     (engine / FILE).unlink()
     description = {key: manifest[key] for key in ("name", "recipe", "dtype", "limits", "sources")}
-    platform = {"cpu": MACHINE, "gpu": "H", "sm": sm, "tensorrt": tensorrt}
-    made = write_manifest(engine, description | {"backend": "tensorrt", "platform": platform, "build": {}})
+    platform, build = {"cpu": MACHINE, "gpu": "H", "sm": sm}, {"versions": {"tensorrt": tensorrt}}
+    made = write_manifest(engine, description | {"backend": "tensorrt", "platform": platform, "build": build})
     write_verdict(project, "int8_mixed", made["digest"])
     reproduce(project)
     commit(project)

@@ -136,10 +136,23 @@ def test_where_it_may_be_loaded(engine: Path) -> None:
     platform = {"cpu": "x86_64 avx2", "sm": "90", "tensorrt": "10.13.3"}
     description = DESCRIPTION | {"platform": platform}
     assert write_manifest(engine, description)["validity"] == {"machine": "x86_64", "sm": None, "packages": {}}
-    plan = write_manifest(engine, description | {"backend": "tensorrt"})["validity"]
+    built = {"versions": {"tensorrt": "10.13.3", "onnx": "1.20"}}
+    plan = write_manifest(engine, description | {"backend": "tensorrt", "build": built})["validity"]
     assert plan == {"machine": "x86_64", "sm": ["90"], "packages": {"tensorrt": "10.13.3"}}
-    build = {"versions": {"tensorrt": "10.9", "tensorrt_llm": "1.2.1", "torch": "2.9"}}
+    ahead = {"platform": {"cpu": "x86_64", "sm": "89 120"}, "build": {"versions": {"tensorrt_rtx": "1.7.1"}}}
+    plan = write_manifest(engine, description | {"backend": "tensorrt"} | ahead)["validity"]
+    assert plan == {"machine": "x86_64", "sm": ["89", "120"], "packages": {"tensorrt_rtx": "1.7.1"}}
+    # TensorRT-LLM: what its own environment was, not what is here; its checkpoints are bound to no GPU.
+    versions = {"tensorrt": "10.9", "tensorrt_llm": "1.2.1", "torch": "2.9"}
+    build = {"versions": versions, "profile": "engine", "runtime": {"sm": "89"}}
     llm = write_manifest(engine, description | {"backend": "tensorrt_llm", "build": build})["validity"]
-    assert llm["packages"] == {"tensorrt": "10.9", "tensorrt_llm": "1.2.1"}  # what it was built with, not what is here
+    assert (llm["sm"], llm["packages"]) == (["89"], {"tensorrt": "10.9", "tensorrt_llm": "1.2.1"})
+    build["profile"] = "pytorch"
+    llm = write_manifest(engine, description | {"backend": "tensorrt_llm", "build": build})["validity"]
+    assert (llm["sm"], llm["packages"]) == (None, {"tensorrt_llm": "1.2.1"})
+    vllm = write_manifest(engine, description | {"backend": "vllm", "build": {"versions": {"vllm": "0.25"}}})[
+        "validity"
+    ]
+    assert vllm == {"machine": "x86_64", "sm": None, "packages": {}}
     own = {"machine": "x86_64", "sm": ["89", "120"], "packages": {}}
     assert write_manifest(engine, description | {"backend": "tensorrt", "validity": own})["validity"] == own
