@@ -94,7 +94,7 @@ class Calib:
     samples: int = 10_000
     strata: int = 20  # length bands in which the sample has the shares of the evaluation set; 1: none
     max_tokens: int = 2048  # longer samples are left out and counted, never cut
-    batch_tokens: int | None = None  # of one forward pass; null: 32768 on a GPU, 4096 on a CPU
+    batch_tokens: int | None = None  # of one forward pass; null: by device and model width
     answers: bool = True  # calibrate on prompt and reference answer: decoding sees answers too
     processes: int | Literal["auto"] = "auto"  # ranks that share the work; auto: one for each GPU
     device_map: Literal["auto"] | None = None  # auto: one model over all GPUs and the host, in one process
@@ -139,6 +139,27 @@ class Eval:
         _require(self.max_words is None or self.max_words >= 1, "max_words: must be at least 1, or null")
         _require(self.max_new_tokens >= 1, "max_new_tokens: must be at least 1")
         _require(self.scored >= 0, "scored: must be 0 (none) or more")
+
+
+@dataclass(frozen=True)
+class TensorRT:
+    """How the backend ``tensorrt`` compiles."""
+
+    __pydantic_config__ = STRICT
+    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
+    dtype: Literal["float16", "float32"] = "float16"  # of what is not quantised
+    sm: tuple[int, ...] = ()  # compile ahead of time for these GPUs; empty: for the one at hand
+    decode_batches: tuple[int, ...] = (1, 8)  # batch sizes that steps are tuned for, beside max_batch
+    optimization_level: int = 3
+    workspace_gib: float = 0  # scratch memory that a kernel may ask for; 0: no limit
+    timing_cache: str | None = ".cache/tensorrt/timing.cache"  # kernel timings, read and written; null: none
+
+    def __post_init__(self) -> None:
+        _require(all(50 <= sm <= 199 for sm in self.sm), "sm: compute capabilities without a dot, such as 89")
+        _require(len(set(self.sm)) == len(self.sm), "sm: one stands twice")
+        _require(all(batch >= 1 for batch in self.decode_batches), "decode_batches: must be at least 1")
+        _require(0 <= self.optimization_level <= 5, "optimization_level: must be between 0 and 5")
+        _require(self.workspace_gib >= 0, "workspace_gib: must be 0 (no limit) or more")
 
 
 @dataclass(frozen=True)
@@ -187,10 +208,11 @@ class Engine:
     """What is built and its limits."""
 
     __pydantic_config__ = STRICT
-    backend: Literal["onnxruntime", "tensorrt_llm", "vllm"] = "onnxruntime"
+    backend: Literal["onnxruntime", "tensorrt", "tensorrt_llm", "vllm"] = "onnxruntime"
     max_batch: int = 16
     max_tokens: int = 2048  # prompt and answer together
     threads: int = 0  # 0: one for each core
+    tensorrt: TensorRT = field(default_factory=TensorRT)
     vllm: Vllm = field(default_factory=Vllm)
     tensorrt_llm: TensorRTLLM = field(default_factory=TensorRTLLM)
 

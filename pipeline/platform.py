@@ -15,9 +15,10 @@ import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.params import Baseline, Engine
+if TYPE_CHECKING:
+    from pipeline.params import Baseline, Engine
 
 CPUINFO = Path("/proc/cpuinfo")
 # Names of the kernels that inference libraries choose between, with the CPU flags that allow them, narrow to wide.
@@ -35,6 +36,7 @@ _ISA = {
 _DISTRIBUTIONS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
     "tensorrt_llm": ("tensorrt-llm",),
 }
 
@@ -64,7 +66,7 @@ def describe_platform(baseline: Baseline, engine: Engine | None = None) -> dict[
     For ``engine.backend`` tensorrt_llm also ``tensorrt_llm``: its own environment, which is asked what it can do.
     """
     gpu, no_gpu = find_gpu()
-    backends = find_backends(baseline, no_gpu)
+    backends = find_backends(baseline, no_gpu, engine.tensorrt.library if engine else "auto")
     own: dict[str, Any] = {}
     if engine is not None and engine.backend == "tensorrt_llm":
         from pipeline.engines.tensorrt_llm.capabilities import describe
@@ -113,9 +115,13 @@ def find_gpu() -> tuple[Gpu | None, str]:
     return Gpu(fields[0], fields[1].replace(".", ""), fields[2], cuda.group(1) if cuda else None), ""
 
 
-def find_backends(baseline: Baseline, no_gpu: str) -> dict[str, Backend]:
+def find_backends(baseline: Baseline, no_gpu: str, library: str = "auto") -> dict[str, Backend]:
     """Every backend by name. ``no_gpu`` says why there is no GPU (empty: there is one)."""
     found = {name: _installed(names) for name, names in _DISTRIBUTIONS.items()}
+    rtx = found.pop("tensorrt_rtx")
+    if library == "tensorrt_rtx" or (library == "auto" and rtx.available and not found["tensorrt"].available):
+        # It serves the same backend, and is another library: its version says so.
+        found["tensorrt"] = replace(rtx, version=rtx.version and f"tensorrt_rtx {rtx.version}")
     for name in ("tensorrt", "tensorrt_llm"):
         if found[name].available and no_gpu:
             found[name] = Backend(found[name].version, False, no_gpu)

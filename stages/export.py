@@ -6,7 +6,7 @@ A backend that starts from something else gets the probe only.
 from pathlib import Path
 
 from pipeline.data.sampling import read_calibration
-from pipeline.engines import get_backend
+from pipeline.engines import GraphBackend, get_backend
 from pipeline.engines.lowering.export import export_plain
 from pipeline.files import atomic_folder, write_json
 from pipeline.params import load_params
@@ -16,7 +16,8 @@ from stages._main import stage
 
 def main() -> None:
     params = load_params()
-    dtype = get_backend(params.engine.backend).plain_dtype(params.engine)
+    backend = get_backend(params.engine.backend)
+    dtype = backend.plain_dtype(params.engine)
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -31,7 +32,12 @@ def main() -> None:
         probe_model(model, read_calibration(Path("calib_data/calib.jsonl"))).save(part / "probe.npz")
         if dtype is not None:
             print(f"exporting to ONNX in {dtype}", flush=True)
-            write_json(part / "cache.json", export_plain(model.to(getattr(torch, dtype)), part))
+            model = model.to(getattr(torch, dtype))
+            if isinstance(backend, GraphBackend):
+                cache = backend.export_graph(model, params.engine, part)
+            else:
+                cache = export_plain(model, part)
+            write_json(part / "cache.json", cache)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ examples:
 NEXT = {
     "onnxruntime": "pip install 'enginegate[onnx]'",
     "vllm": "`make setup-vllm` makes .venv-vllm; or set baseline.vllm, or baseline.url to a server that runs already",
-    "tensorrt": "optional: pip install 'enginegate[tensorrt]' on a machine with an NVIDIA GPU",
+    "tensorrt": "optional: pip install 'enginegate[tensorrt]' on a machine with an NVIDIA GPU; or, to compile for "
+    "another machine's, 'enginegate[tensorrt-rtx]' (docs/tensorrt.md)",
     "tensorrt_llm": "optional: engine.backend: tensorrt_llm in params.yaml, and where it lives (docs/tensorrt-llm.md)",
 }
 GIB = 2**30

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     "onnxruntime": "pipeline.engines.onnxruntime",
+    "tensorrt": "pipeline.engines.tensorrt",
     "vllm": "pipeline.engines.vllm",
     "tensorrt_llm": "pipeline.engines.tensorrt_llm",
 }
@@ -34,7 +35,7 @@ class BuildInputs:
     ``checkpoint`` is the folder that intake left; ``plain`` that of the plain ONNX graph (without one when the
     backend's ``plain_dtype`` is None); ``quantized`` that of the calibrated recipe (its unified Hugging Face export
     is in ``checkpoint/`` there), None for the engine without quantisation, whose ``recipe`` is None too.
-    ``platform`` is ``artifacts/platform.json``.
+    ``platform`` is ``artifacts/platform.json``. ``log``: where a backend may keep what its compiler says.
     """
 
     checkpoint: Path
@@ -43,6 +44,7 @@ class BuildInputs:
     recipe: Recipe | None
     engine: Engine
     platform: dict[str, Any]
+    log: Path | None = None
 
 
 class Backend(Protocol):
@@ -60,8 +62,10 @@ class Backend(Protocol):
     def compile_engine(self, inputs: BuildInputs, target: Path) -> dict[str, Any]:
         """Writes the engine's files into ``target``; returns what was built, for the manifest.
 
-        That holds at least ``versions`` (package to version) and ``summary`` (a few words for people), and
-        ``dtype`` when it is not the recipe's weights in the plain graph's. Raises BuildError.
+        That holds at least ``versions`` (package to version) and ``summary`` (a few words for people); ``dtype`` when
+        it is not the recipe's weights in the plain graph's; ``platform`` when it is compiled for another device than
+        the one at hand, and then ``unchecked``, why it cannot be run here; ``validity`` when the engine runs elsewhere
+        than ``manifest.validity_of`` would say. Raises BuildError.
         """
 
 
@@ -71,6 +75,14 @@ class ExecutorBackend(Backend, Protocol):
 
     def open_executor(self, folder: Path, *, max_batch: int, max_tokens: int, threads: int) -> Executor:
         """Opens an engine folder for decoding."""
+
+
+@runtime_checkable
+class GraphBackend(Backend, Protocol):
+    """A backend that starts from a graph of its own instead of ``lowering.export``'s."""
+
+    def export_graph(self, model: Any, engine: Engine, target: Path) -> dict[str, Any]:
+        """Writes ``model.onnx`` and its data for a torch model into ``target``; returns what ``cache.json`` holds."""
 
 
 @runtime_checkable

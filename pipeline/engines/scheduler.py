@@ -52,6 +52,15 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class GreedyExecutor(Executor, Protocol):
+    """An executor that finds the most likely tokens itself, where its logits are."""
+
+    def decode_greedy(self, state: State, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Like ``decode``, but returns the most likely tokens [batch]. Raises ServerError for logits not finite."""
+        ...
+
+
 @dataclass(frozen=True)
 class Scores:
     """Log-probabilities (nats) along one prompt of ``n`` tokens; all arrays have length ``n``.
@@ -232,7 +241,7 @@ class Scheduler:
         _take(batch)
         state, logits = self.executor.prefill([list(job.prompt) for job in batch])
         rows = batch
-        tokens = _accept(rows, logits)
+        tokens = _accept(rows, _greedy(logits))
         while active := [row for row, job in enumerate(rows) if job.active]:
             newcomers = self._newcomers(len(active))
             if newcomers or len(rows) - len(active) >= DROP_SHARE * len(rows):
@@ -244,9 +253,14 @@ class Scheduler:
                 _take(newcomers)
                 other, logits = self.executor.prefill([list(job.prompt) for job in newcomers])
                 self.executor.join(state, other)
-                rows, tokens = [*rows, *newcomers], np.concatenate([tokens, _accept(newcomers, logits)])
+                rows, tokens = [*rows, *newcomers], np.concatenate([tokens, _accept(newcomers, _greedy(logits))])
                 continue  # a newcomer's first token may have been its last
-            tokens = _accept(rows, self.executor.decode(state, tokens))
+            tokens = _accept(rows, self._step(state, tokens))
+
+    def _step(self, state: State, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        if isinstance(self.executor, GreedyExecutor):
+            return self.executor.decode_greedy(state, tokens)
+        return _greedy(self.executor.decode(state, tokens))
 
     def _newcomers(self, active: int) -> list[Job]:
         """The waiting jobs that join a batch of ``active`` rows now; none while a prompt to score is the oldest."""
@@ -276,9 +290,8 @@ def _take(jobs: Sequence[Job]) -> None:
         job.taken_at = now
 
 
-def _accept(rows: Sequence[Job], logits: NDArray[Any]) -> NDArray[np.int64]:
+def _accept(rows: Sequence[Job], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """Gives each row its next token; returns the tokens."""
-    tokens = _greedy(logits)
     for job, token in zip(rows, tokens.tolist(), strict=True):
         if job.active:
             job.accept(token)

@@ -205,6 +205,8 @@ def _platform(evidence: Evidence, _policy: Policy) -> Answer:
         ran = evidence.arms[CANDIDATE][0].platform
     if not isinstance(built, dict) or not isinstance(ran, dict):
         return Problem("the manifest or the candidate does not say on what platform it was built or ran")
+    if unchecked := evidence.manifest.get("build", {}).get("unchecked"):
+        return Problem(f"{unchecked}: nothing has compared this engine with the model that it was made from")
     for key in PLATFORM_KEYS:
         if built.get(key) != ran.get(key):
             return Problem(f"built for {key} {built.get(key)}, ran on {key} {ran.get(key)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,26 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.files import digest_tree, write_json
-from tests.tiny import rows, tokenizer
+from pipeline.files import digest_tree
+from tests.func.workspace import make_workspace
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def workspace(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """What the stages export, quantize and build start from."""
-    shutil.copytree(tiny_checkpoint, tmp_path / "artifacts/checkpoint")
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    (tmp_path / "params.yaml").write_text("calib: {batch_tokens: 64, max_tokens: 64}\n")
-    words = tokenizer()
-    (tmp_path / "calib_data").mkdir()
-    with (tmp_path / "calib_data/calib.jsonl").open("w") as file:
-        for row in rows(20, seed=1):
-            file.write(f'{{"token_ids": {words(row["source"] + " " + row["target"])["input_ids"]}}}\n')
-    write_json(tmp_path / "calib_data/card.json", {"digests": {"calibration": "sha256:0"}})
-    write_json(tmp_path / "artifacts/checkpoint.json", {"fingerprints": {"weights": "sha256:tiny"}, "source": {}})
-    write_json(tmp_path / "artifacts/platform.json", {"device": {"gpu": None, "sm": None, "tensorrt": None}})
+    make_workspace(tmp_path, tiny_checkpoint, "calib: {batch_tokens: 64, max_tokens: 64}\n")
     return tmp_path
 
 

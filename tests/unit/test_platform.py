@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 import time
@@ -76,6 +77,31 @@ def test_cpu(tmp_path: Path, flags: str, isa: str) -> None:
 
     assert cpu_isa(tmp_path / "cpuinfo") == f"{platform.machine()} {isa}".strip()
     assert cpu_isa(tmp_path / "absent") == platform.machine()
+
+
+@pytest.mark.parametrize(
+    ("installed", "library", "expected"),
+    [
+        ({"tensorrt": "10.9.0"}, "auto", "10.9.0"),
+        ({"tensorrt": "10.9.0", "tensorrt-rtx": "1.7.1"}, "auto", "10.9.0"),
+        ({"tensorrt": "10.9.0", "tensorrt-rtx": "1.7.1"}, "tensorrt_rtx", "tensorrt_rtx 1.7.1"),
+        ({"tensorrt-rtx-cu13-bindings": "1.7.1"}, "auto", "tensorrt_rtx 1.7.1"),
+        ({"tensorrt-rtx-cu13-bindings": "1.7.1"}, "tensorrt", None),
+        ({}, "auto", None),
+    ],
+)
+def test_both_tensorrt_libraries(
+    installed: dict[str, str], library: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = find_backends(Baseline(), "", library)["tensorrt"]
+    assert (found.version, found.available) == (expected, expected is not None)
+    assert "tensorrt_rtx" not in find_backends(Baseline(), "", library)
 
 
 def test_vllm_of_another_environment(tmp_path: Path) -> None:

@@ -32,20 +32,23 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
     import onnx
     import onnxruntime
 
-    from pipeline.engines.lowering.export import save_with_data
-    from pipeline.engines.lowering.qdq import check_untouched, insert_qdq, read_quantized
+    from pipeline.engines.lowering.qdq import check_untouched, insert_qdq
+    from pipeline.engines.lowering.quantized import QuantizedCheckpoint
+    from pipeline.engines.lowering.verify import verify
+    from pipeline.engines.lowering.weights import save_graph
     from pipeline.engines.onnxruntime.kernels import lower_for_cpu
 
-    model = onnx.load(str(inputs.plain / "model.onnx"))
+    model = onnx.load(str(inputs.plain / "model.onnx"), load_external_data=False)
     inserted = lowered = 0
     if inputs.quantized is not None:
-        layers, rest = read_quantized(inputs.quantized / "checkpoint")
-        check_untouched(model, rest)
-        inserted = insert_qdq(model, layers)
+        with QuantizedCheckpoint(inputs.quantized / "checkpoint") as checkpoint:
+            check_untouched(model, inputs.plain, checkpoint)
+            inserted = insert_qdq(model, checkpoint).layers
+        verify(model, inputs.plain, inputs.quantized / "checkpoint", inputs.recipe)
         lowered = lower_for_cpu(model)
         if lowered != inserted:
             raise BuildError(f"only {lowered} of {inserted} quantised layers run in int8", "report this graph")
-    save_with_data(model, target / "model.onnx")
+    save_graph(model, target / "model.onnx", inputs.plain)
     return {
         "summary": f"{lowered} MatMuls in int8",
         "int8_matmuls": lowered,

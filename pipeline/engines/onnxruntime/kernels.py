@@ -30,9 +30,9 @@ def lower_for_cpu(model: Any) -> int:
     dead: set[str] = set()
     lowered = 0
     for node in graph.node:
-        if node.op_type != "MatMul":
+        if node.op_type not in ("MatMul", "Gemm"):  # a Gemm of ours adds a bias, which the kernel can too
             continue
-        activation, weight = (producers.get(name) for name in node.input)
+        activation, weight = (producers.get(name) for name in node.input[:2])
         if activation is None or weight is None or {activation.op_type, weight.op_type} != {"DequantizeLinear"}:
             continue
         quantize = producers[activation.input[0]]
@@ -41,10 +41,10 @@ def lower_for_cpu(model: Any) -> int:
         unsigned = (signed.astype(np.int16) + _ZERO).astype(np.uint8)
         weights[weight.input[0]].CopyFrom(numpy_helper.from_array(unsigned, weight.input[0]))
         dead.update((activation.output[0], weight.output[0]))
-        scales = [activation.input[1], weight.input[1]]
+        scales, bias = [activation.input[1], weight.input[1]], list(node.input[2:])
         node.op_type, node.domain = "MatMulIntegerToFloat", DOMAIN
-        del node.input[:]
-        node.input.extend([quantize.output[0], weight.input[0], *scales, "zero_point_128", "zero_point_128"])
+        del node.input[:], node.attribute[:]
+        node.input.extend([quantize.output[0], weight.input[0], *scales, "zero_point_128", "zero_point_128", *bias])
         lowered += 1
     kept = [node for node in graph.node if node.op_type != "DequantizeLinear" or node.output[0] not in dead]
     del graph.node[:]

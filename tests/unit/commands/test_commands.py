@@ -77,7 +77,7 @@ def test_show_a_promoted_recipe_once(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.usefixtures("inside")
 def test_show_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "engines/promoted/int8_mixed", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"]["verdict"] == "PROMOTE"
+    assert json.loads(capsys.readouterr().out)["gate"]["verdict"] == "PROMOTE"
     assert main(["show", "artifacts/verdicts/int8_sq.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "REJECT"
     assert main(["show", "int8_mixed", "--json"]) == 0

@@ -13,7 +13,8 @@ import pytest
 from pipeline.engines import BuildInputs
 from pipeline.engines.check import check_engine, forced_logits
 from pipeline.engines.lowering.export import export_plain
-from pipeline.engines.lowering.qdq import check_untouched, insert_qdq, read_quantized
+from pipeline.engines.lowering.qdq import check_untouched, insert_qdq
+from pipeline.engines.lowering.quantized import QuantizedCheckpoint
 from pipeline.engines.onnxruntime import compile_engine
 from pipeline.engines.onnxruntime import executor as ort
 from pipeline.engines.onnxruntime.executor import OrtExecutor
@@ -74,7 +75,7 @@ def _executor(built: Built, name: str) -> OrtExecutor:
 
 def test_the_runtime_engine_gives_torchs_logits(built: Built) -> None:
     """Prompts of several lengths in one left-padded batch, then cached decode steps."""
-    logits = forced_logits(_executor(built, "none"), built.probes["none"])
+    logits = forced_logits(_executor(built, "none"), built.probes["none"].tokens)
     np.testing.assert_allclose(logits, built.probes["none"].logits, rtol=1e-3, atol=1e-4)
 
 
@@ -129,6 +130,18 @@ def test_a_wrong_engine_is_refused(built: Built) -> None:
         check_engine(_executor(built, "none"), nan, "none")
 
 
+def test_a_probe_is_read_in_the_engines_batches(built: Built) -> None:
+    probe, executor = built.probes["none"], _executor(built, "none")
+    together = forced_logits(executor, probe.tokens)
+    executor.max_batch = 3
+    np.testing.assert_allclose(forced_logits(executor, probe.tokens), together, rtol=1e-3, atol=1e-4)
+    executor.max_tokens = len(probe.tokens[0])  # only the shortest fit
+    assert check_engine(executor, probe, "none").mean_kl < 1e-6
+    executor.max_tokens = 7
+    with pytest.raises(BuildError, match="every probed sequence is longer than the engine's 7 tokens"):
+        check_engine(executor, probe, "none")
+
+
 @pytest.mark.parametrize(("recipe", "count"), [("int8_sq", 14), ("int8_mixed", 12)])
 def test_every_promised_matmul_runs_in_int8(built: Built, recipe: str, count: int, tmp_path: Path) -> None:
     """Counted by ONNX Runtime itself: its profile of one run names the kernels that ran."""
@@ -153,41 +166,19 @@ def test_every_promised_matmul_runs_in_int8(built: Built, recipe: str, count: in
     assert kernels.count("MatMulIntegerToFloat") == count
 
 
-def test_qdq_structure_read_independently(built: Built) -> None:
-    """Every MatMul that the recipe names is fed by DequantizeLinear on both sides, no other one is."""
-    import onnx
-
-    model = onnx.load(str(built.folder / "plain" / "model.onnx"))
-    layers, rest = read_quantized(built.folder / "int8_mixed" / "checkpoint")
-    check_untouched(model, rest)
-    assert insert_qdq(model, layers) == 12
-    onnx.checker.check_model(model)
-    produced = {output: node.op_type for node in model.graph.node for output in node.output}
-    recipe = load_recipe("int8_mixed")
-    for node in model.graph.node:
-        if node.op_type == "MatMul":
-            sides = [produced.get(name) == "DequantizeLinear" for name in node.input]
-            named = "_proj" in node.name and recipe.promises(node.name)
-            assert sides == [named, named], node.name
-    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    assert all(kinds[f"{name}.weight_q"] == onnx.TensorProto.INT8 for name in layers)
-    # q, k and v read one tensor with one scale: they share a pair. 4 shared or single inputs less down_proj: 3 a layer.
-    assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == 2 * 3
-
-
 def test_the_lowered_graph_computes_what_the_qdq_graph_computes(built: Built, tmp_path: Path) -> None:
     import onnx
 
-    from pipeline.engines.lowering.export import save_with_data
+    from pipeline.engines.lowering.weights import save_graph
 
     model = onnx.load(str(built.folder / "plain" / "model.onnx"))
-    layers, _ = read_quantized(built.folder / "int8_sq" / "checkpoint")
-    insert_qdq(model, layers)
-    save_with_data(model, tmp_path / "model.onnx")
+    with QuantizedCheckpoint(built.folder / "int8_sq" / "checkpoint") as checkpoint:
+        insert_qdq(model, checkpoint)
+    save_graph(model, tmp_path / "model.onnx", tmp_path)
     qdq = OrtExecutor(tmp_path, max_batch=8, max_tokens=64, threads=1)
     probe = built.probes["int8_sq"]
     np.testing.assert_allclose(
-        forced_logits(qdq, probe), forced_logits(_executor(built, "int8_sq"), probe), rtol=0, atol=2e-2
+        forced_logits(qdq, probe.tokens), forced_logits(_executor(built, "int8_sq"), probe.tokens), rtol=0, atol=2e-2
     )
 
 
@@ -200,13 +191,17 @@ def test_a_plain_graph_has_nothing_to_lower(built: Built) -> None:
 def test_scales_for_layers_that_the_graph_lacks_are_refused(built: Built) -> None:
     import onnx
 
-    model = onnx.load(str(built.folder / "plain" / "model.onnx"))
-    layers, rest = read_quantized(built.folder / "int8_sq" / "checkpoint")
-    with pytest.raises(BuildError, match="first model.layers.9.x"):
-        insert_qdq(model, layers | {"model.layers.9.x": layers["model.layers.0.self_attn.q_proj"]})
-    changed = {name: value * 2 for name, value in rest.items() if "norm" in name}
-    with pytest.raises(BuildError, match="the quantised export changed this tensor"):
-        check_untouched(model, changed)
+    plain = built.folder / "plain"
+    model = onnx.load(str(plain / "model.onnx"))
+    with QuantizedCheckpoint(built.folder / "int8_sq" / "checkpoint") as checkpoint:
+        check_untouched(model, plain, checkpoint)
+        checkpoint.layers["model.layers.9.x"] = checkpoint.layers["model.layers.0.self_attn.q_proj"]
+        with pytest.raises(BuildError, match="first model.layers.9.x"):
+            insert_qdq(model, checkpoint)
+        norm = next(tensor for tensor in model.graph.initializer if tensor.name == "model.norm.weight")
+        norm.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(norm) * 2, norm.name))
+        with pytest.raises(BuildError, match="model.norm.weight: the quantised export changed this tensor"):
+            check_untouched(model, plain, checkpoint)
 
 
 def test_a_tied_embedding_is_stored_once(built: Built) -> None:

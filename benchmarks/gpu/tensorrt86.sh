@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# The TensorRT part of the GPU benchmark on a machine with full TensorRT 8.6.0 (the last with a real wheel on PyPI).
+# usage: tensorrt86.sh graph|build|decode|reference WORDS...   each runs one of the scripts beside this one
+#
+# W (default /tmp/w) holds: tensorrt/ (the wheel, unzipped), stubs/ (cuBLAS and cuDNN stand-ins: TensorRT's own kernels
+# need neither), py/ (a Python 3.10) and site/ (NumPy and cuda-bindings for it). `python3` is one with torch,
+# transformers and onnx. NVRTC is found where CUDA or PyTorch have it.
+set -euo pipefail
+W=${W:-/tmp/w}
+here=$(cd "$(dirname "$0")/../.." && pwd)
+nvrtc=${NVRTC:-$(dirname "$(find /usr/local/cuda*/ /opt -name 'libnvrtc.so.1[23]*' 2>/dev/null | head -1)")}
+tensorrt() {
+  env LD_LIBRARY_PATH="$W/stubs:$W/tensorrt:$W/py/lib:$nvrtc:${LD_LIBRARY_PATH:-}" PYTHONPATH="$here:$W/site:$W" \
+    CUDA_MODULE_LOADING=LAZY PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 "$W/py/bin/python3.10" -m "$@"
+}
+what=$1
+shift
+case $what in
+  graph) PYTHONPATH=$here python3 -m benchmarks.gpu.graphs "$@" ;;
+  reference) PYTHONPATH=$here python3 -m benchmarks.gpu.greedy "$@" ;;
+  build) tensorrt benchmarks.gpu.engines "$@" ;;
+  decode) tensorrt benchmarks.gpu.decode "$@" ;;
+  *) sed -n '2,4p' "$0"; exit 64 ;;
+esac

@@ -1,0 +1,94 @@
+"""Engines compiled ahead of time, without a GPU: the real stages, ModelOpt and TensorRT for RTX, on the tiny model.
+
+A graph that TensorRT refuses fails here. What such an engine computes is not seen without a GPU: its graph was compared
+with torch and ModelOpt elsewhere (``tests/unit/engines/lowering``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main as cli
+from pipeline.engines import load_executor
+from pipeline.engines.manifest import verify_files
+from pipeline.engines.tensorrt.plan import PLAN, read_description
+from pipeline.errors import BuildError
+from pipeline.files import write_json
+from pipeline.params import load_params
+from pipeline.platform import describe_platform
+from stages import build, export, quantize
+from tests.func.workspace import make_workspace
+
+pytest.importorskip("tensorrt_rtx_bindings", reason="needs TensorRT for RTX: pip install 'enginegate[tensorrt-rtx]'")
+
+PARAMS = """\
+recipes: [int8_sq, int8_mixed, fp8]
+calib: {batch_tokens: 64, max_tokens: 64}
+eval: {max_new_tokens: 16}
+engine:
+  backend: tensorrt
+  max_batch: 4
+  max_tokens: 64
+  tensorrt: {sm: [89], decode_batches: [1]}
+"""
+
+
+@pytest.fixture(scope="module")
+def workspace(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Everything up to the engines ``runtime``, ``int8_sq`` and ``fp8`` for SM 89."""
+    root = tmp_path_factory.mktemp("ahead")
+    make_workspace(root, tiny_checkpoint, PARAMS)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(root)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        write_json(root / "artifacts/platform.json", describe_platform(load_params().baseline))
+        export.main()
+        for name in ("int8_sq", "fp8"):
+            monkeypatch.setattr(sys, "argv", ["quantize", name])
+            quantize.main()
+        for name in ("runtime", "int8_sq", "fp8"):
+            monkeypatch.setattr(sys, "argv", ["build", name])
+            build.main()
+        yield root
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantized"), [("runtime", "float16", 0), ("int8_sq", "int8", 14), ("fp8", "fp8", 14)]
+)
+def test_an_engine(workspace: Path, name: str, dtype: str, quantized: int) -> None:
+    folder = workspace / "engines" / name
+    manifest = verify_files(folder)
+    assert manifest["dtype"].startswith(dtype)
+    assert manifest["platform"]["sm"] == "89"
+    assert manifest["platform"]["gpu"] is None
+    assert manifest["build"]["quantized_matmuls"] == quantized
+    assert manifest["build"]["unchecked"] == "compiled ahead of time for SM 89"
+    assert "probe" not in manifest["build"]
+    assert set(manifest["files"]) >= {PLAN, "engine.json"}
+    description = read_description(folder)
+    assert (description.library, description.sm) == ("tensorrt_rtx", ["89"])
+    assert [profile["name"] for profile in description.profiles] == ["prefill", "decode_1", "decode_4"]
+    assert manifest["build"]["build_s"] > 0
+    assert manifest["build"]["timing_cache"] is None  # this library has none
+    assert "Engine generation completed" in (workspace / f"logs/build-{name}.log").read_text()
+
+
+def test_eight_bit_layers_stay_in_eight_bit(workspace: Path) -> None:
+    """Counted by TensorRT's own parser: a dequantised weight and a pair for each shared input."""
+    int8 = read_description(workspace / "engines/int8_sq").layers
+    assert int8["quantize int8"] == 2 * 4  # inputs of qkv, o, gate and up, down
+    assert int8["dequantize float16"] == 2 * 4 + 14
+    fp8 = read_description(workspace / "engines/fp8").layers
+    assert fp8["quantize float8_e4m3fn"] == 2 * 4
+    assert read_description(workspace / "engines/runtime").layers.get("quantize int8") is None
+
+
+def test_it_does_not_run_here(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BuildError, match="no NVIDIA GPU"):
+        load_executor(workspace / "engines/int8_sq")
+    assert cli(["serve", str(workspace / "engines/int8_sq"), "--port", "0"]) == 70
+    assert "no NVIDIA GPU" in capsys.readouterr().err
