@@ -15,7 +15,7 @@ from typing import NoReturn
 from pipeline import __version__
 from pipeline.errors import EnginegateError, UsageError
 
-COMMANDS = ("doctor", "gate", "lm-eval", "plan", "promote", "recipes", "serve", "show")
+COMMANDS = ("bench", "diagnose", "doctor", "fit", "gate", "lm-eval", "plan", "promote", "recipes", "serve", "show")
 
 
 class _Parser(argparse.ArgumentParser):

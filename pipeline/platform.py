@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.params import Baseline
+from pipeline.params import Baseline, Engine
 
 CPUINFO = Path("/proc/cpuinfo")
 # Names of the kernels that inference libraries choose between, with the CPU flags that allow them, narrow to wide.
@@ -59,13 +59,21 @@ class Backend:
     why_not: str = ""
 
 
-def describe_platform(baseline: Baseline, library: str = "auto") -> dict[str, Any]:
+def describe_platform(baseline: Baseline, engine: Engine | None = None) -> dict[str, Any]:
     """The platform as JSON: ``device`` (what an engine is compiled for) and ``backends``.
 
-    ``library``: which TensorRT is meant, as in ``engine.tensorrt.library``.
+    For ``engine.backend`` tensorrt_llm also ``tensorrt_llm``: its own environment, which is asked what it can do.
     """
     gpu, no_gpu = find_gpu()
-    backends = find_backends(baseline, no_gpu, library)
+    backends = find_backends(baseline, no_gpu, engine.tensorrt.library if engine else "auto")
+    own: dict[str, Any] = {}
+    if engine is not None and engine.backend == "tensorrt_llm":
+        from pipeline.engines.tensorrt_llm.capabilities import describe
+
+        own = describe(engine)
+        versions = own.get("versions", {})
+        backends["tensorrt_llm"] = Backend(versions.get("tensorrt_llm"), not own["why_not"], own["why_not"])
+        backends["tensorrt"] = replace(backends["tensorrt"], version=versions.get("tensorrt"))
     return {
         "device": {
             "gpu": gpu.name if gpu else None,
@@ -76,6 +84,7 @@ def describe_platform(baseline: Baseline, library: str = "auto") -> dict[str, An
             "cpu": cpu_isa(),
         },
         "backends": {name: vars(backend) for name, backend in backends.items()},
+        **({"tensorrt_llm": own} if own else {}),
     }
 
 

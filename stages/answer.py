@@ -116,7 +116,7 @@ def _ask(server: Server, arm: Arm, items: list[Item], params: Params, *, max_tok
     begin = time.perf_counter()
     records, timings = ask(
         items,
-        server.url,
+        server.urls,
         model,
         tokenizer=tokenizer,
         max_new_tokens=arm.sampling["max_new_tokens"],
@@ -125,13 +125,14 @@ def _ask(server: Server, arm: Arm, items: list[Item], params: Params, *, max_tok
         concurrency=concurrency,
         order_seed=arm.order_seed,
         label=arm.name,
+        dialect=server.dialect,
     )
     wall_s = time.perf_counter() - begin
     arm = replace(arm, wall_s=wall_s, extra=arm.extra | {"concurrency": concurrency})
     forced = chosen(items, params.eval.scored, tokenizer, max_tokens)
     scores = score(
         forced,
-        server.url,
+        server.urls,
         model,
         concurrency=concurrency,
         order_seed=arm.order_seed,

@@ -1,6 +1,7 @@
 """Compiles one engine: ``python -m stages.build NAME``, where NAME is a recipe or ``runtime``.
 
 ``runtime`` is the engine without quantisation: what it loses, the runtime loses, not the recipe.
+A recipe's engine also leaves its digest in ``artifacts/built/``, for the stage that hangs on all engines (``bench``).
 """
 
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 from pipeline.engines import BuildInputs, ExecutorBackend, get_backend, load_executor
 from pipeline.engines.check import check_engine
 from pipeline.engines.manifest import write_manifest
-from pipeline.files import atomic_folder, digest_json, read_json
+from pipeline.files import atomic_folder, digest_json, read_json, write_json
 from pipeline.params import load_params
 from pipeline.quantize.probe import Probe
 from pipeline.quantize.recipes import Recipe, load_recipe
@@ -20,6 +21,7 @@ from stages._main import stage
 
 PLAIN = Path("artifacts/onnx")
 CHECKPOINT = Path("artifacts/checkpoint")
+BUILT = Path("artifacts/built")
 
 
 def main() -> None:
@@ -47,7 +49,8 @@ def main() -> None:
             log=Path("logs") / f"build-{name}.log",
         )
         build = backend.compile_engine(inputs, part)
-        _copy_tokenizer(part / "tokenizer")
+        if not (part / "tokenizer").exists():  # a backend that needs it in another form has written it
+            _copy_tokenizer(part / "tokenizer")
         description = {
             "name": name,
             "recipe": None if recipe is None else name,
@@ -74,6 +77,8 @@ def main() -> None:
             description["build"] = build | {"probe": asdict(found) | {"noise_kl": probe.noise}}
             manifest = write_manifest(part, description)
             checked = f"mean KL to the calibrated model {found.mean_kl:.5f} (its own noise {probe.noise:.5f})"
+    if recipe is not None:
+        write_json(BUILT / f"{name}.json", {"digest": manifest["digest"]})
     print(f"{name}: {manifest['digest'][:19]}, {build['summary']}, {checked}")
 
 

@@ -1,9 +1,9 @@
 """Stage ``decide``: one recipe's verdict. ``python -m stages.decide RECIPE``
 
-Reads the evaluation set, the answers of all arms, the engine's manifest, the census and the policy; writes
-``artifacts/verdicts/RECIPE.json`` and succeeds whatever the verdict is, because DVC drops the outputs of a stage
-that fails, and the evidence of a refusal is worth keeping. ``enforce`` and ``enginegate gate`` turn it into an
-exit code.
+Reads the evaluation set, the answers of all arms, their bench, the engine's manifest, the census, the policy and the
+prices; writes ``artifacts/verdicts/RECIPE.json`` and succeeds whatever the verdict is, because DVC drops the outputs
+of a stage that fails, and the evidence of a refusal is worth keeping. ``enforce`` and ``enginegate gate`` turn it into
+an exit code.
 
 The ledger of attempts, ``ledger/attempts.jsonl``, is on purpose no output of DVC. DVC deletes an output before
 its stage runs and restores old ones on checkout, and both would forget attempts. It is a plain file to commit
@@ -18,6 +18,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipeline.bench.fleet import load_prices
+from pipeline.bench.records import read_bench
 from pipeline.errors import UsageError
 from pipeline.files import read_json, read_jsonl, write_json, write_jsonl
 from pipeline.gate.evidence import BASELINE, CANDIDATE, REPEAT, RUNTIME, Evidence
@@ -40,6 +42,7 @@ def gather(recipe: str) -> Evidence:
         if role != RUNTIME or (ANSWERS / name).exists():
             arms[role] = (read_arm(ANSWERS / name), read_records(ANSWERS / name))
             scores[role] = read_scores(ANSWERS / name)
+    bench = {role: read_bench(Path(), name) for role, name in ((BASELINE, BASELINE), (CANDIDATE, recipe))}
     census = Path("artifacts/quantized") / recipe / "census.json"
     return Evidence(
         recipe=recipe,
@@ -50,6 +53,8 @@ def gather(recipe: str) -> Evidence:
         card=read_json(Path("calib_data/card.json")),
         ledger=read_jsonl(LEDGER) if LEDGER.exists() else [],
         forced=_negative(scores) if all(scores.values()) else {},
+        bench={role: found for role, found in bench.items() if found is not None},
+        prices=load_prices().prices,
     )
 
 

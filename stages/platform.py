@@ -15,7 +15,7 @@ from stages._main import stage
 
 def main() -> None:
     params = load_params()
-    found = describe_platform(params.baseline, params.engine.tensorrt.library)
+    found = describe_platform(params.baseline, params.engine)
     write_json(Path("artifacts/platform.json"), found)
     device = found["device"]
     backends = [name for name, backend in found["backends"].items() if backend["available"]]

@@ -18,7 +18,7 @@ NEXT = {
     "vllm": "`make setup-vllm` makes .venv-vllm; or set baseline.vllm, or baseline.url to a server that runs already",
     "tensorrt": "optional: pip install 'enginegate[tensorrt]' on a machine with an NVIDIA GPU; or, to compile for "
     "another machine's, 'enginegate[tensorrt-rtx]' (docs/tensorrt.md)",
-    "tensorrt_llm": "optional: pip install 'enginegate[tensorrt-llm]' in an environment of its own, with an NVIDIA GPU",
+    "tensorrt_llm": "optional: engine.backend: tensorrt_llm in params.yaml, and where it lives (docs/tensorrt-llm.md)",
 }
 GIB = 2**30
 
@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
     params = load_params()
     found = examine(params)
-    missing = [name for name in (params.engine.backend, "vllm") if not found["backends"][name]["available"]]
+    needed = sorted({str(params.engine.backend), "vllm"})
+    missing = [name for name in needed if not found["backends"][name]["available"]]
     if args.json:
         print(json.dumps(found | {"missing": missing}, indent=2, ensure_ascii=False))
     else:
@@ -63,7 +64,7 @@ def examine(params: Any) -> dict[str, Any]:
 
     from pipeline.platform import describe_platform, find_gpu
 
-    described = describe_platform(params.baseline, params.engine.tensorrt.library)
+    described = describe_platform(params.baseline, params.engine)
     disk = shutil.disk_usage(".")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {
@@ -96,6 +97,7 @@ def as_lines(found: dict[str, Any], missing: list[str]) -> list[str]:
     for name, backend in sorted(found["backends"].items(), key=lambda pair: not pair[1]["available"]):
         if backend["available"]:
             lines.append(f"{name:<13} yes  {backend['version'] or 'version unknown until it is started'}")
+            lines += [f"{'':<18} {detail}" for detail in details(found.get(name))]
         else:
             lines.append(f"{name:<13} no   {backend['why_not']}")
             lines.append(f"{'':<18} -> {NEXT[name]}")
@@ -103,3 +105,17 @@ def as_lines(found: dict[str, Any], missing: list[str]) -> list[str]:
         lines += ["", "Without a GPU the baseline runs in float32 and the engine on the CPU; the report says so."]
     verdict = f"Missing for params.yaml as it is: {', '.join(missing)}." if missing else "Ready: run `dvc repro`."
     return [*lines, "", verdict]
+
+
+def details(section: dict[str, Any] | None) -> list[str]:
+    """What a backend's own environment holds, where it has one: ``tensorrt_llm`` of the platform."""
+    if not section:
+        return []
+    gpus = ", ".join(f"{gpu['gpu']} (SM {gpu['sm']}, {gpu['memory_mib'] / 1024:.0f} GiB)" for gpu in section["gpus"])
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(section["versions"].items()))
+    lines = [
+        f"profile {section['profile']}: {', '.join(section['programs'])}",
+        f"{versions}, Python {section['python']}",
+        f"sees {gpus}",
+    ]
+    return lines + [f"not looked up: {what}: {why}" for what, why in sorted(section["cannot"].items())]

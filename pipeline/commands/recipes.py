@@ -43,9 +43,23 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for name, recipe in recipes.items():
         strength = f", alpha {recipe.alpha}" if recipe.algorithm == "smoothquant" else ""
-        gpu = f", GPUs from SM {recipe.min_sm}" if recipe.min_sm else ""
+        some = f", the first {recipe.samples} calibration samples" if recipe.samples else ""
+        kinds = (
+            f"{recipe.weights} weights, {_or_16(recipe.activations)} activations, {_or_16(recipe.kv_cache)} KV cache"
+        )
         print(f"{'*' if name in used else ' '} {name}: {recipe.description}")
-        print(f"    {recipe.weights} weights, {recipe.activations} activations, {recipe.algorithm}{strength}")
+        print(f"    {kinds}; {recipe.algorithm}{strength}{some}")
+        print(f"    quantised: {', '.join(recipe.include) or 'every linear layer'}")
         print(f"    left out: {', '.join(('*lm_head', *recipe.exclude))}")
-        print(f"    runs on: {', '.join(recipe.backends) or 'no backend of this release'}{gpu}")
+        print(f"    runs on: {', '.join(recipe.backends) or 'no backend'}{_gpus(recipe.min_sm, recipe.max_sm)}")
     return 0
+
+
+def _or_16(kind: str) -> str:
+    return "16-bit" if kind == "none" else kind
+
+
+def _gpus(least: int | None, most: int | None) -> str:
+    if least and most:
+        return f"; GPUs from SM {least} to SM {most}"
+    return f"; GPUs from SM {least}" if least else f"; GPUs up to SM {most}" if most else ""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 BACKENDS = {
     "onnxruntime": "pipeline.engines.onnxruntime",
     "tensorrt": "pipeline.engines.tensorrt",
+    "vllm": "pipeline.engines.vllm",
+    "tensorrt_llm": "pipeline.engines.tensorrt_llm",
 }
 
 

@@ -102,7 +102,8 @@ class Failure:
 class Job:
     """One request. ``emit`` is called on the worker thread with each Token, or once with a Failure.
 
-    Setting ``cancelled`` ends it at the next step: a client that has gone must not hold a row.
+    Setting ``cancelled`` ends it at the next step: a client that has gone must not hold a row. The times are of
+    ``time.perf_counter``: when it was queued, taken into a batch, given its first token, and its last.
     """
 
     prompt: Sequence[int]
@@ -112,6 +113,10 @@ class Job:
     cancelled: bool = False
     produced: int = field(default=0, init=False)
     finished: bool = field(default=False, init=False)
+    queued_at: float = field(default_factory=time.perf_counter, init=False)
+    taken_at: float = field(default=0.0, init=False)
+    first_at: float = field(default=0.0, init=False)
+    last_at: float = field(default=0.0, init=False)
 
     @property
     def active(self) -> bool:
@@ -120,6 +125,9 @@ class Job:
 
     def accept(self, token: int) -> None:
         """Takes the next token and passes it on."""
+        self.last_at = time.perf_counter()
+        if self.produced == 0:
+            self.first_at = self.last_at
         self.produced += 1
         reason = None
         if token in self.stop_token_ids:
@@ -157,6 +165,12 @@ class Scheduler:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
         self._thread.start()
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        """How many requests run and how many wait."""
+        with self._changed:
+            return sum(job.active for job in self._running), sum(job.active for job in self._waiting)
 
     def submit(self, job: Job | ScoreJob) -> None:
         """Queues ``job``. Raises ServerError after a failure and while stopping."""
@@ -224,6 +238,7 @@ class Scheduler:
     def _generate(self, batch: list[Job]) -> None:
         if not batch:
             return
+        _take(batch)
         state, logits = self.executor.prefill([list(job.prompt) for job in batch])
         rows = batch
         tokens = _accept(rows, _greedy(logits))
@@ -235,6 +250,7 @@ class Scheduler:
                 rows, tokens = [rows[row] for row in active], tokens[kept]
             if newcomers:
                 self._running = [*rows, *newcomers]
+                _take(newcomers)
                 other, logits = self.executor.prefill([list(job.prompt) for job in newcomers])
                 self.executor.join(state, other)
                 rows, tokens = [*rows, *newcomers], np.concatenate([tokens, _accept(newcomers, _greedy(logits))])
@@ -266,6 +282,12 @@ class Scheduler:
             self._waiting = []
         for job in failed:
             job.emit(Failure(message))
+
+
+def _take(jobs: Sequence[Job]) -> None:
+    now = time.perf_counter()
+    for job in jobs:
+        job.taken_at = now
 
 
 def _accept(rows: Sequence[Job], tokens: NDArray[np.int64]) -> NDArray[np.int64]:

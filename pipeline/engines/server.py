@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from pipeline import __version__
+from pipeline.engines.metrics import CONTENT_TYPE, Metrics
 from pipeline.engines.scheduler import Failure, Job, Scheduler, ScoreJob, Scorer, Scores, Token
 from pipeline.engines.wire import CompletionBody, Refusal, Reply, parse_body
 from pipeline.errors import ServerError
@@ -35,6 +36,7 @@ def build_app(scheduler: Scheduler, tokenizer: Any, model: str, eos_token_ids: f
     app[SCHEDULER] = scheduler
     app.router.add_get("/health", api.health)
     app.router.add_get("/version", api.version)
+    app.router.add_get("/metrics", api.tell)
     app.router.add_get("/v1/models", api.models)
     app.router.add_post("/v1/completions", api.completions)
     app.on_shutdown.append(_drain)
@@ -70,6 +72,7 @@ class _Api:
         self.tokenizer = tokenizer
         self.model = model
         self.eos_token_ids = eos_token_ids
+        self.metrics = Metrics(scheduler)
 
     async def health(self, _request: web.Request) -> web.Response:
         """200 while requests are taken; 503 with the reason after the engine failed."""
@@ -79,6 +82,10 @@ class _Api:
     async def version(self, _request: web.Request) -> web.Response:
         """The server's version, where vLLM has its own."""
         return web.json_response({"version": __version__})
+
+    async def tell(self, _request: web.Request) -> web.Response:
+        """Queue and batch, and where the time of finished requests went."""
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def models(self, _request: web.Request) -> web.Response:
         """The one model and its limit."""
@@ -107,6 +114,8 @@ class _Api:
             raise Refusal(500, error.message, "InternalServerError") from error
         finally:
             job.cancelled = True  # no effect on a finished job; frees the row of a client that has gone
+            if job.finished:
+                self.metrics.finished(job)
 
     def _prompt(self, body: CompletionBody) -> list[int]:
         """The prompt's token ids, checked against the engine."""

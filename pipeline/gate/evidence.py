@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.files import digest_json
+from pipeline.gate.cost import Prices
 from pipeline.records import Arm, Item, Record
 
 BASELINE, REPEAT, RUNTIME, CANDIDATE = ROLES = ("baseline", "repeat", "runtime", "candidate")
@@ -25,7 +26,8 @@ class Evidence:
     absent. ``manifest`` and ``census`` are the candidate engine's, ``card`` is the data card, ``ledger`` holds
     the attempts so far. Where an arm was asked for log-probabilities of given tokens, ``forced`` maps a role
     to the negative log-likelihood of each token, and ``divergence`` an item id to the KL divergence
-    (baseline from candidate) at each token, both in nats.
+    (baseline from candidate) at each token, both in nats. ``bench`` maps a role to the content of its bench.json;
+    a role that was not benched is absent.
     """
 
     recipe: str
@@ -37,6 +39,8 @@ class Evidence:
     ledger: Sequence[Mapping[str, Any]] = ()
     forced: Mapping[str, Forced] = field(default_factory=dict)
     divergence: Forced = field(default_factory=dict)
+    bench: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    prices: Prices = field(default_factory=Prices)
 
     def records(self, role: str) -> Sequence[Record]:
         """The records of one arm; none when the arm is absent."""

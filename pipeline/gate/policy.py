@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.files import digest_json
+from pipeline.gate.service import Service
 
 POLICY_FILE = Path("policy.yaml")
 STRICT = {"extra": "forbid", "strict": True}  # as in pipeline.config, which this package does not import
@@ -145,6 +146,7 @@ class Policy:
     slices: dict[str, Slice] = field(default_factory=dict)
     fidelity: Fidelity = field(default_factory=Fidelity)
     health: Health = field(default_factory=Health)
+    service: Service = field(default_factory=Service)
     confidence: Decimal = Decimal("0.95")  # of each one-sided bound
     looks: int = 1  # 2 plans a second look with more items; each look then spends half of the error
     cluster: bool = True  # items that share a group are resampled together
@@ -178,8 +180,11 @@ class Policy:
 
     def plain(self) -> dict[str, Any]:
         """The policy as JSON data; decimals become their text."""
-        plain: dict[str, Any] = _plain(asdict(self))
-        return plain
+        plain: dict[str, Any] = asdict(self)
+        # With the presets filled in: the digest must cover what they say.
+        plain["service"]["levels"] = {name: asdict(level) for name, level in self.service.resolved().items()}
+        filled: dict[str, Any] = _plain(plain)
+        return filled
 
     def digest(self) -> str:
         """``sha256:<hex>`` of everything that decides; ``require`` only says what the pipeline does with verdicts."""

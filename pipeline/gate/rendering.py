@@ -33,13 +33,20 @@ def as_markdown(verdicts: Mapping[str, Mapping[str, Any]]) -> str:
             cells += [f"{row['candidate']:.2f}", _signed(row["difference"]), bounds, margin, row["outcome"]]
             lines.append("| " + " | ".join(_cell(str(cell)) for cell in cells) + " |")
         lines.append("")
+        if levels := [level for level in _levels(verdict) if level["outcome"] != "absent"]:
+            lines += ["| service level | value | limit | outcome |", "|---|---|---|---|"]
+            for level in levels:
+                value = "-" if level["value"] is None else f"{level['value']:.4g}"
+                cells = [f"{level['level']} ({level['importance']})", value, f"{level['limit']} {level['unit']}"]
+                lines.append("| " + " | ".join(_cell(cell) for cell in [*cells, level["outcome"]]) + " |")
+            lines.append("")
     return "\n".join(lines) + "\n"
 
 
 def as_junit(verdicts: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """JUnit XML: a suite a recipe, a case for each validity check and each metric, and one for the verdict.
+    """JUnit XML: a suite a recipe, a case for each validity check, metric and service level, one for the verdict.
 
-    Supporting and advisory metrics that are merely inconclusive are skipped, not failed.
+    Supporting and advisory metrics that are merely inconclusive are skipped, not failed; so are advisory levels.
     """
     root = ElementTree.Element("testsuites", name="enginegate")
     for recipe, verdict in verdicts.items():
@@ -56,6 +63,11 @@ def as_junit(verdicts: Mapping[str, Mapping[str, Any]]) -> bytes:
                 _child(case, "skipped", row["outcome"], row["detail"])
             elif row["outcome"] != "pass":
                 _child(case, "failure", row["outcome"], row["detail"])
+        for level in _levels(verdict):
+            case = _case(suite, recipe, f"service.{level['level']}")
+            if level["outcome"] != "met":
+                tag = "failure" if level["importance"] == "critical" else "skipped"
+                _child(case, tag, level["outcome"], level["detail"])
         case = _case(suite, recipe, "verdict")
         if verdict["verdict"] != "PROMOTE":
             _child(case, "failure", verdict["verdict"], "\n".join(verdict["reasons"]))
@@ -64,6 +76,12 @@ def as_junit(verdicts: Mapping[str, Mapping[str, Any]]) -> bytes:
         suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
     data: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return data
+
+
+def _levels(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The candidate's service levels; verdicts of earlier versions have none."""
+    found: list[dict[str, Any]] = verdict.get("service", {}).get("candidate", [])
+    return found
 
 
 def _case(suite: ElementTree.Element, recipe: str, name: str) -> ElementTree.Element:

@@ -20,6 +20,7 @@ from pipeline.gate import attribution, ledger
 from pipeline.gate.evidence import BASELINE, CANDIDATE, REPEAT, RUNTIME, Aligned, Evidence, align
 from pipeline.gate.fidelity import fidelity
 from pipeline.gate.health import health
+from pipeline.gate.levels import Judged, judge_levels
 from pipeline.gate.noninferiority import Comparison, Measured, bounds, compare, measure
 from pipeline.gate.policy import Policy
 from pipeline.gate.validity import Finding, comparable, run_checks
@@ -43,6 +44,7 @@ class Verdict:
     metrics: tuple[Comparison, ...]
     fidelity: dict[str, Any]
     attribution: dict[str, Any]
+    service: dict[str, tuple[Judged, ...]]
     ledger: tuple[dict[str, Any], ...]
     arms: dict[str, dict[str, Any]]
 
@@ -60,6 +62,7 @@ class Verdict:
             "metrics": [comparison.plain() for comparison in self.metrics],
             "fidelity": self.fidelity,
             "attribution": self.attribution,
+            "service": {role: [level.plain() for level in levels] for role, levels in self.service.items()},
             "ledger": list(self.ledger),
             "arms": self.arms,
         }
@@ -89,7 +92,8 @@ def decide(evidence: Evidence, policy: Policy) -> Verdict:
         measures = fidelity(evidence, aligned, policy)
         parts = _attributed(metrics, measured, policy, whole)
         findings.append(_steady(metrics, measured, policy))
-    word, reasons = _word(findings, comparisons, measures)
+    service = _service(evidence, policy)
+    word, reasons = _word(findings, comparisons, measures, service[CANDIDATE])
     attempt = {**ledger.entry(evidence, policy), "verdict": word}
     return Verdict(
         recipe=evidence.recipe,
@@ -101,6 +105,7 @@ def decide(evidence: Evidence, policy: Policy) -> Verdict:
         metrics=tuple(comparisons),
         fidelity=measures,
         attribution=parts,
+        service=service,
         ledger=(*ledger.attempts(evidence, policy), attempt),
         arms=_described(evidence),
     )
@@ -155,7 +160,19 @@ def _steady(metrics: Mapping[str, Metric], measured: Mapping[Key, Measured], pol
     return Finding("steady", True, "the baseline's repeat does not fail against it")
 
 
-def _word(findings: list[Finding], comparisons: list[Comparison], measures: dict[str, Any]) -> tuple[Word, list[str]]:
+def _service(evidence: Evidence, policy: Policy) -> dict[str, tuple[Judged, ...]]:
+    """The levels of both arms; only the candidate's decide."""
+    confidence = policy.confidence_of_a_look
+    arm = evidence.arms[CANDIDATE][0] if CANDIDATE in evidence.arms else None
+    return {
+        role: judge_levels(policy.service, evidence.bench.get(role), evidence.prices, confidence, digest)
+        for role, digest in ((BASELINE, None), (CANDIDATE, arm.engine_digest if arm else None))
+    }
+
+
+def _word(
+    findings: list[Finding], comparisons: list[Comparison], measures: dict[str, Any], levels: tuple[Judged, ...]
+) -> tuple[Word, list[str]]:
     invalid = [f"{finding.check}: {finding.detail}" for finding in findings if not finding.ok]
     rejected, open_questions = [], []
     for row in comparisons:
@@ -172,6 +189,11 @@ def _word(findings: list[Finding], comparisons: list[Comparison], measures: dict
             rejected.append(f"{name}: {_limit(name, found)}")
         if outcome == "inconclusive" and found["importance"] == "critical":
             open_questions.append(f"{name}: {_limit(name, found)}, though not beyond doubt")
+    critical_levels = [level for level in levels if level.importance == "critical"]
+    by_outcome = {"invalid": invalid, "not met": rejected, "not enough": open_questions, "absent": open_questions}
+    for level in critical_levels:
+        if level.outcome in by_outcome:
+            by_outcome[level.outcome].append(f"service level {level.sentence()}")
     if invalid:
         return "INVALID", invalid
     if rejected:
@@ -179,7 +201,8 @@ def _word(findings: list[Finding], comparisons: list[Comparison], measures: dict
     if open_questions:
         return "INCONCLUSIVE", open_questions
     critical = [row for row in comparisons if row.importance == "critical"]
-    return "PROMOTE", [f"{row.name} on {row.slice} {row.detail}" for row in critical]
+    shown = [f"{row.name} on {row.slice} {row.detail}" for row in critical]
+    return "PROMOTE", shown + [f"service level {level.sentence()}" for level in critical_levels]
 
 
 def _limit(name: str, measure: dict[str, Any]) -> str:

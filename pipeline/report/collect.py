@@ -9,6 +9,7 @@ from pipeline.files import read_json
 from pipeline.params import Calib, Params
 from pipeline.quantize.recipes import RECIPES, load_recipe
 from pipeline.records import Arm, Item, Record, read_arm, read_items, read_records, read_timings
+from pipeline.report.bench import bench_data
 from pipeline.report.changes import changed_answers
 from pipeline.report.speed import speed
 from pipeline.report.text import folder_size
@@ -39,6 +40,7 @@ def collect(root: Path, params: Params) -> dict[str, Any]:
         ],
         "repeat": _pair(items, records, "baseline", "repeat", REPEAT_EXAMPLES),
         "sizes": _sizes(root, arms),
+        "bench": bench_data(root, {name: verdicts[name] for name in words}),
         "data": read_json(root / "calib_data/card.json"),
         "platform": read_json(root / "artifacts/platform.json"),
         "policy": {"digest": first["policy_digest"], "content": first["policy"]},

@@ -8,12 +8,16 @@ classes of ``style.css``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-Scale = Callable[[float], float]
+from pipeline.report.svg import line as _line
+from pipeline.report.svg import linear as _linear
+from pipeline.report.svg import rect as _rect
+from pipeline.report.svg import svg as _svg
+from pipeline.report.svg import text as _text
 
 
 @dataclass(frozen=True)
@@ -135,27 +139,3 @@ def _shares(values: dict[int, int], step: int) -> dict[int, float]:
     for start, count in values.items():
         merged[start // step * step] = merged.get(start // step * step, 0.0) + 100 * count / total
     return merged
-
-
-def _linear(low: float, high: float, start: float, end: float) -> Scale:
-    span = (high - low) or 1.0
-    return lambda value: start + (value - low) / span * (end - start)
-
-
-def _svg(width: float, height: float, parts: Sequence[str], name: str) -> Markup:
-    body = "".join(parts)
-    return Markup(f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(name)}">{body}</svg>')
-
-
-def _rect(x: float, y: float, width: float, height: float, style: str, *, title: str = "") -> str:
-    note = f"<title>{escape(title)}</title>" if title else ""
-    size = f'width="{max(0.0, width):.1f}" height="{max(0.0, height):.1f}"'
-    return f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" {size}>{note}</rect>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
-def _text(x: float, y: float, text: str, style: str, anchor: str = "start") -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

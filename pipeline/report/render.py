@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pipeline.files import atomic_file, write_json
-from pipeline.report import figures, text, words
+from pipeline.report import bench_plots, census, figures, text, words
 
 FOLDER = Path(__file__).parent
 
 
 def write_report(data: dict[str, Any], folder: Path) -> None:
-    """Writes index.html, report.md and report.json."""
+    """Writes index.html, report.md and report.json, and fleet.csv where a bench gave a fleet."""
     write_json(folder / "report.json", data)
+    if data["bench"] and data["bench"]["fleet"]:
+        write_fleet(data["bench"]["fleet"]["rows"], folder / "fleet.csv")
     for name, content in (("index.html", page(data)), ("report.md", summary(data))):
         with atomic_file(folder / name) as part:
             part.write_text(content, encoding="utf-8")
+
+
+def write_fleet(rows: list[dict[str, Any]], path: Path) -> None:
+    """The fleet's rows as CSV."""
+    with atomic_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def page(data: dict[str, Any]) -> str:
@@ -44,6 +55,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update({"figures": figures, "words": words, "largest": _largest, "pretty": _pretty})
+    environment.globals.update({"plots": bench_plots, "highest": _highest, "census": census})
     environment.filters.update(
         {
             "signed": text.signed,
@@ -106,3 +118,13 @@ def _pretty(value: Any) -> str:
 
 def _largest(rows: list[dict[str, Any]], key: str) -> float:
     return max((row[key] or 0 for row in rows), default=0) or math.inf
+
+
+def _highest(spikes: list[dict[str, Any]]) -> float:
+    """The most requests of a second, so that all arms are drawn on one scale."""
+    return float(max(row["asked"] for spike in spikes for row in spike["slices"]))
+
+
+def template(name: str) -> Template:
+    """A template of this folder, for pages of their own."""
+    return _environment().get_template(name)

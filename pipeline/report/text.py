@@ -78,11 +78,28 @@ def verdict_lines(verdict: dict[str, Any]) -> list[str]:
             for row in verdict["metrics"]
         ]
         lines += ["", *columns([head, *rows])]
+    lines += _levels(verdict)
     failed = [finding for finding in verdict["validity"] if not finding["ok"]]
     lines += ["", f"  validity: {len(verdict['validity']) - len(failed)} of {len(verdict['validity'])} checks hold"]
     lines += [f"  failed: {finding['check']}: {finding['detail']}" for finding in failed]
     lines += [f"  engine {verdict['engine_digest']}", f"  policy {verdict['policy_digest']}"]
     return lines
+
+
+def _levels(verdict: dict[str, Any]) -> list[str]:
+    """The service levels that were measured; verdicts of earlier versions have none."""
+    levels = verdict.get("service", {}).get("candidate", [])
+    rows = [
+        (
+            f"{level['level']} ({level['importance']})",
+            NONE if level["value"] is None else f"{level['value']:.4g}",
+            f"{level['limit']} {level['unit']}",
+            level["outcome"],
+        )
+        for level in levels
+        if level["outcome"] != "absent"
+    ]
+    return ["", *columns([("service level", "value", "limit", "outcome"), *rows])] if rows else []
 
 
 def engine_lines(manifest: dict[str, Any], folder: Path) -> list[str]:

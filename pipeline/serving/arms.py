@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.engines import ServerBackend, get_backend
 from pipeline.engines.manifest import read_manifest
 from pipeline.params import Params
-from pipeline.serving.process import Server, ServerCommand, choose_port, running, started
+from pipeline.serving.process import Server, ServerCommand, choose_port, running
+from pipeline.serving.replicas import placed, replicated
 from pipeline.serving.vllm import vllm_command
 
 CHECKPOINT = Path("artifacts/checkpoint")
@@ -30,8 +32,13 @@ def serving(name: str, params: Params, gpu: bool) -> Iterator[Server]:
         with _baseline(params, gpu) as server:
             yield server
         return
-    with started(engine_command(name, params, gpu), LOGS / f"{name}.log", ENGINE_START_S) as server:
+    with replicated(engine_commands(name, params, gpu), LOGS, ENGINE_START_S) as server:
         yield server
+
+
+def engine_commands(name: str, params: Params, gpu: bool) -> list[ServerCommand]:
+    """The command lines that serve ``engines/NAME``: one for each of ``serving.replicas``, on GPUs of its own."""
+    return placed([engine_command(name, params, gpu) for _ in range(params.serving.replicas)], params, gpu)
 
 
 def engine_command(name: str, params: Params, gpu: bool) -> ServerCommand:
@@ -49,10 +56,10 @@ def _baseline(params: Params, gpu: bool) -> Iterator[Server]:
     baseline, limit = params.baseline, params.engine.max_tokens
     if baseline.url is not None:
         with running(baseline.url, "baseline") as server:
-            yield server
+            yield replace(server, gpus=baseline.tensor_parallel_size)
         return
     command = vllm_command(
         baseline, CHECKPOINT, name="baseline", model=MODEL, port=choose_port(), max_tokens=limit, gpu=gpu
     )
-    with started(command, LOGS / "baseline.log", baseline.start_timeout_s) as server:
+    with replicated(placed([command], params, gpu), LOGS, baseline.start_timeout_s) as server:
         yield server

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pipeline.errors import DataError, ServerError
 from pipeline.records import Item, Record, Timing
 from pipeline.serving.completion import Completion, CompletionRequest, complete
+from pipeline.serving.dialects import Dialect
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -30,7 +32,7 @@ Answer = TypeVar("Answer")
 
 def ask(
     items: Sequence[Item],
-    url: str,
+    url: str | Sequence[str],
     model: str,
     *,
     tokenizer: Any,
@@ -41,10 +43,12 @@ def ask(
     order_seed: int,
     label: str = "asking",
     stall_s: float = 300.0,
+    dialect: Dialect = "vllm",
 ) -> tuple[list[Record], list[Timing]]:
     """The greedy answer to each item and how long it took, in the order of ``items``.
 
-    Items are sent in an order shuffled by ``order_seed``, at most ``concurrency`` at a time. Answers are token
+    Items are sent in an order shuffled by ``order_seed``, at most ``concurrency`` at a time, to the servers at
+    ``url`` (one, or several in turn). Answers are token
     ids without the stop token (``finish_reason`` says ``stop``) and are decoded here with the checkpoint's
     ``tokenizer``, so every arm's text is made by the same code. ``Timing.output_tokens`` counts what was
     generated, the stop token included.
@@ -56,18 +60,25 @@ def ask(
 
     refuse_too_long(items, max_new_tokens, max_tokens)
     requests = [
-        CompletionRequest(item.id, item.prompt_token_ids, max_new_tokens, tuple(stop_token_ids)) for item in items
+        CompletionRequest(item.id, item.prompt_token_ids, max_new_tokens, tuple(stop_token_ids), dialect=dialect)
+        for item in items
     ]
     random.Random(order_seed).shuffle(requests)
+    turns = in_turn(url)
     with tqdm(total=len(requests), desc=label, unit="item", mininterval=5) as progress:
 
         def send(session: ClientSession, request: CompletionRequest) -> Awaitable[Completion]:
-            return complete(session, url, model, request, stall_s)
+            return complete(session, next(turns), model, request, stall_s)
 
         answers = asyncio.run(send_all(requests, send, concurrency, progress.update))
     records = [_record(item, answers[item.id], tokenizer) for item in items]
     timings = [_timing(item, answers[item.id]) for item in items]
     return records, timings
+
+
+def in_turn(url: str | Sequence[str]) -> Iterator[str]:
+    """The server for each next request: one URL for ever, or several in turn."""
+    return itertools.cycle([url] if isinstance(url, str) else url)
 
 
 def refuse_too_long(items: Iterable[Item], max_new_tokens: int, max_tokens: int) -> None:

@@ -15,13 +15,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
 from pipeline.errors import ServerError
 from pipeline.files import storage_errors
+from pipeline.serving.dialects import Dialect
 
 HOST = "127.0.0.1"
 GRACE_S = 15.0  # from SIGTERM to SIGKILL
@@ -31,21 +32,36 @@ TAIL_LINES = 20
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """A server's command line. It must listen on ``HOST``:``port``; ``env`` is added to our environment."""
+    """A server's command line. It must listen on ``HOST``:``port``; ``env`` is added to our environment; it runs on
+    ``gpus`` GPUs, where there are any; ``dialect`` is how it wants to be asked."""
 
     name: str
     argv: tuple[str, ...]
     port: int
     env: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 1
+    dialect: Dialect = "vllm"
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answered its health check. ``log`` is None for one that we did not start."""
+    """A server that answered its health check. ``log`` and ``pid`` (of the process that watches it, its parent) are
+    None for one that we did not start; ``start_s`` is how long it took to become healthy; ``others`` are further
+    servers of the same engine; ``gpus`` is how many GPUs it runs on, where there are any."""
 
     name: str
     url: str
     log: Path | None
+    pid: int | None = None
+    start_s: float | None = None
+    others: tuple[Server, ...] = ()
+    dialect: Dialect = "vllm"
+    gpus: int = 1
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All of them, to be asked in turn."""
+        return (self.url, *(server.url for server in self.others))
 
 
 def choose_port(port: int = 0, host: str = HOST) -> int:
@@ -69,12 +85,25 @@ def started(command: ServerCommand, log: Path, timeout_s: float, grace_s: float 
     Raises ServerError when it dies or is not healthy within ``timeout_s`` seconds, and adds the last lines of
     ``log`` to any ServerError that the block raises.
     """
+    with starting(command, log, timeout_s, grace_s) as wait:
+        yield wait()
+
+
+@contextlib.contextmanager
+def starting(
+    command: ServerCommand, log: Path, timeout_s: float, grace_s: float = GRACE_S
+) -> Iterator[Callable[[], Server]]:
+    """As ``started``, but the block begins at once: call what it gets to wait until the server is healthy."""
     url = f"http://{HOST}:{command.port}"
     choose_port(command.port)
     with _supervised(command, log, grace_s) as process:
+
+        def wait() -> Server:
+            start_s = _wait_until_healthy(command.name, url, process, log, timeout_s)
+            return Server(command.name, url, log, process.pid, start_s, dialect=command.dialect, gpus=command.gpus)
+
         try:
-            _wait_until_healthy(command.name, url, process, log, timeout_s)
-            yield Server(command.name, url, log)
+            yield wait
         except ServerError as error:
             raise ServerError(f"{error.message}\n{_state(command.name, process, log)}", error.next_step) from error
 
@@ -124,7 +153,8 @@ def _stop(name: str, process: subprocess.Popen[bytes], grace_s: float) -> None:
         ) from error
 
 
-def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> float:
+    """Returns the seconds that it took."""
     begin = time.monotonic()
     told = begin
     while True:
@@ -132,8 +162,9 @@ def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], l
             raise ServerError(f"{name}: the server ended while it started", "the log's last lines say why")
         problem = _health_problem(url)
         if not problem:
-            print(f"{name}: server ready after {time.monotonic() - begin:.0f} s", flush=True)
-            return
+            took = time.monotonic() - begin
+            print(f"{name}: server ready after {took:.0f} s", flush=True)
+            return took
         now = time.monotonic()
         if now - begin > timeout_s:
             raise ServerError(
@@ -145,6 +176,11 @@ def _wait_until_healthy(name: str, url: str, process: subprocess.Popen[bytes], l
             last = _tail(log, 1)
             print(f"{name}: server starts, {now - begin:.0f} s: {last[0][:100] if last else '...'}", flush=True)
         time.sleep(0.2)
+
+
+def healthy(server: Server) -> bool:
+    """Whether the server answers its health check now."""
+    return not _health_problem(server.url)
 
 
 def _health_problem(url: str) -> str:

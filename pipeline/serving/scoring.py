@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ServerError
 from pipeline.records import Item, Score
-from pipeline.serving.client import send_all
+from pipeline.serving.client import in_turn, send_all
 from pipeline.serving.completion import EXCERPT, check_status, connection_errors
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def chosen(items: Sequence[Item], count: int, tokenizer: Any, max_tokens: int) -
 
 def score(
     forced: Sequence[Forced],
-    url: str,
+    url: str | Sequence[str],
     model: str,
     *,
     concurrency: int,
@@ -74,7 +74,8 @@ def score(
 ) -> list[Score]:
     """The log-probabilities (nats) of each item's reference tokens, in the order of ``forced``.
 
-    Sent in an order shuffled by ``order_seed``, at most ``concurrency`` at a time. Raises ServerError, naming
+    Sent in an order shuffled by ``order_seed``, at most ``concurrency`` at a time, to the servers at ``url`` (one,
+    or several in turn). Raises ServerError, naming
     the item, for the first request that fails.
     """
     from tqdm import tqdm
@@ -83,10 +84,11 @@ def score(
         return []
     requests = list(forced)
     random.Random(order_seed).shuffle(requests)
+    turns = in_turn(url)
     with tqdm(total=len(requests), desc=label, unit="item", mininterval=5) as progress:
 
         def send(session: ClientSession, request: Forced) -> Awaitable[tuple[float, ...]]:
-            return _score(session, url, model, request, stall_s)
+            return _score(session, next(turns), model, request, stall_s)
 
         found = asyncio.run(send_all(requests, send, concurrency, progress.update))
     return [Score(one.id, found[one.id]) for one in forced]

@@ -36,9 +36,12 @@ def vllm_command(
         "--no-enable-prefix-caching",  # the repeat must compute again what the first pass computed
         "--disable-uvicorn-access-log",
     ]
+    if baseline.tensor_parallel_size > 1:
+        argv += ["--tensor-parallel-size", str(baseline.tensor_parallel_size)]
     if not gpu:
         argv.append("--enforce-eager")  # compiling takes a minute on two cores and gains a tenth
-    return ServerCommand(name, (*argv, *baseline.extra_args), port, {**_ENV, **baseline.env})
+    env = {**_ENV, **baseline.env}
+    return ServerCommand(name, (*argv, *baseline.extra_args), port, env, baseline.tensor_parallel_size)
 
 
 def _binary(baseline: Baseline) -> str:

@@ -44,6 +44,7 @@ engine: {{backend: onnxruntime, max_batch: 16, max_tokens: 64}}
 baseline:
   vllm: {VLLM}
   env: {{VLLM_CPU_KVCACHE_SPACE: "1"}}
+bench: {{kinds: []}}
 seed: 17
 """
 
@@ -68,6 +69,9 @@ class Project:
     def json(self, path: str) -> Any:
         return json.loads((self.folder / path).read_text())
 
+    def lines(self, path: str) -> list[Any]:
+        return [json.loads(line) for line in (self.folder / path).read_text().splitlines()]
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
@@ -75,7 +79,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("pipeline", "stages", "recipes"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("dvc.yaml", "policy.yaml", ".dvcignore", ".gitignore"):
+    for name in ("dvc.yaml", "policy.yaml", "prices.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "params.yaml").write_text(PARAMS)
     write_checkpoint(folder / "checkpoint", steps=160)
@@ -138,7 +142,7 @@ def test_changing_one_recipe_runs_only_what_hangs_on_it(project: Project) -> Non
     )
     _, ran, text = project.repro()
     own = {f"{stage}@int8_mixed" for stage in ("quantize", "build", "answer", "decide")}
-    assert ran == ALWAYS | own | {"promoted", "report"}, text
+    assert ran == ALWAYS | own | {"bench", "promoted", "report"}, text
     assert project.json("engines/int8_mixed/manifest.json")["build"]["int8_matmuls"] == 11
 
 

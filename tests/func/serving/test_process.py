@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pipeline.errors import ServerError
-from pipeline.serving.process import Server, ServerCommand, choose_port, running, started
+from pipeline.serving.process import ServerCommand, choose_port, running, started
 
 # A server whose health answer, child process and manners are chosen by its arguments.
 SERVER = """
@@ -67,9 +67,13 @@ def test_start_and_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     log = tmp_path / "logs" / "toy.log"
     toy = command(tmp_path)
     with started(toy, log, timeout_s=20) as server:
-        assert server == Server("toy", f"http://127.0.0.1:{toy.port}", log)
+        assert (server.name, server.url, server.log) == ("toy", f"http://127.0.0.1:{toy.port}", log)
         pids = processes(tmp_path)
         assert all(map(alive, pids))
+        assert server.pid is not None
+        assert server.start_s is not None
+        assert 0 <= server.start_s < 20
+        assert set(pids) <= {child.pid for child in psutil.Process(server.pid).children(recursive=True)}
         with running(server.url + "/v1/") as same:
             assert same.url == server.url
     assert_gone(pids, within_s=0)  # the server and its child, at once

@@ -38,7 +38,7 @@ def inside(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run
 
 
-@pytest.mark.parametrize("command", ["doctor", "promote", "recipes", "show"])
+@pytest.mark.parametrize("command", ["doctor", "fit", "promote", "recipes", "show"])
 def test_help_is_light_and_has_an_example(command: str) -> None:
     heavy = "('numpy', 'pydantic', 'jinja2', 'dvc', 'gto', 'torch')"
     code = (
@@ -102,7 +102,7 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["int8_mixed"]["used"]
-    assert found["fp8"]["backends"] == ["tensorrt"]
+    assert found["fp8"]["backends"] == ["tensorrt", "tensorrt_llm", "vllm"]
 
 
 @pytest.mark.usefixtures("inside")

@@ -12,6 +12,7 @@ from pipeline.evaluate.registry import METRICS
 from pipeline.gate.evidence import Evidence
 from pipeline.gate.policy import Health, MetricRule, Policy, Slice
 from pipeline.gate.proportions import Table, newcombe
+from pipeline.gate.service import PRESETS, Good, Level, Service
 from pipeline.gate.verdict import decide
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -25,8 +26,9 @@ def named(page: str) -> set[str]:
 
 def test_policy_keys() -> None:
     words = named("policy.md") | {"metrics"}
-    for kind in (Policy, MetricRule, Slice, Health):
+    for kind in (Policy, MetricRule, Slice, Health, Service, Good, Level):
         assert {field.name for field in fields(kind)} <= words
+    assert all(f"`{name}`" in (DOCS / "policy.md").read_text() for name in PRESETS)
     for name, metric in METRICS.items():
         assert {name, *(field.name for field in fields(metric))} <= words  # type: ignore[arg-type]
 

@@ -13,6 +13,7 @@ from pipeline.gate.evidence import Evidence
 from pipeline.gate.policy import Policy
 from pipeline.gate.rendering import as_junit, as_lines, as_markdown
 from pipeline.gate.verdict import decide
+from pipeline.report.text import verdict_lines
 
 Make = Callable[..., Evidence]
 
@@ -77,3 +78,29 @@ def test_require(words: tuple[str, str], require: Any, code: int) -> None:
 
 def test_no_verdict_at_all_is_no_promotion() -> None:
     assert exit_code({}, "any") == exit_code({}, "all") == 3
+
+
+def test_service_levels_that_were_measured(verdicts: dict[str, Any]) -> None:
+    """Advisory levels are skipped when they are not met, critical ones fail; what was not measured is not shown."""
+    absent, *_ = verdicts["good"]["service"]["candidate"]
+    found = [
+        absent | {"level": name, "importance": importance, "outcome": outcome, "value": value, "detail": "why"}
+        for name, importance, outcome, value in (
+            ("quick", "advisory", "met", 4.25),
+            ("cheap", "advisory", "not met", None),
+            ("steady", "critical", "not enough", 3.0),
+        )
+    ]
+    verdict = verdicts["good"] | {"service": {"baseline": [], "candidate": [absent, *found]}}
+    page = as_markdown({"good": verdict})
+    assert "| quick (advisory) | 4.25 | below 5 ms | met |" in page
+    assert "| cheap (advisory) | - |" in page
+    assert absent["level"] not in page
+    (suite,) = ElementTree.fromstring(as_junit({"good": verdict}))
+    cases = {case.get("name"): [child.tag for child in case] for case in suite}
+    assert (cases["service.quick"], cases["service.cheap"], cases["service.steady"]) == ([], ["skipped"], ["failure"])
+    assert cases["service.speed-first"] == ["skipped"]
+    assert "quick (advisory)" in "\n".join(verdict_lines(verdict))
+    old = {key: value for key, value in verdict.items() if key != "service"}  # written by an earlier version
+    assert as_junit({"old": old})
+    assert "service level" not in as_markdown({"old": old}) + "\n".join(verdict_lines(old))

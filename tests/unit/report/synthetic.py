@@ -7,15 +7,21 @@ Answers are references with words dropped or replaced: the baseline a little, `i
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
+from pipeline.bench.fleet import load_prices
+from pipeline.bench.records import write_bench
 from pipeline.engines.manifest import write_manifest
 from pipeline.files import digest_json, read_json, write_json
 from pipeline.gate.evidence import Evidence
 from pipeline.gate.policy import Policy
 from pipeline.gate.verdict import decide
 from pipeline.records import Arm, Item, Record, Timing, write_answers, write_items
+from tests.unit.bench.simulate import Machine, benched
+
+ROOT = Path(__file__).parents[3]
 
 WORDS = (
     *("luz", "cocina", "puerta", "casa", "temperatura", "dispositivo", "cuenta"),
@@ -83,6 +89,7 @@ def write_run(root: Path, items: list[Item] | None = None, count: int = 200, **t
     arms = {}
     for place, (name, lines) in enumerate(answers.items()):
         arms[name] = _write_arm(root, name, rows, lines, digest=digests.get(name), place=place)
+    benches = _write_bench(root, digests)
     for recipe in RECIPES:
         roles = {"baseline": "baseline", "repeat": "repeat", "runtime": "runtime", "candidate": recipe}
         evidence = Evidence(
@@ -92,9 +99,27 @@ def write_run(root: Path, items: list[Item] | None = None, count: int = 200, **t
             manifest=read_json(root / f"engines/{recipe}/manifest.json"),
             census=read_json(root / f"artifacts/quantized/{recipe}/census.json"),
             card=read_json(root / "calib_data/card.json"),
+            bench={"baseline": benches["baseline"], "candidate": benches[recipe]},
+            prices=load_prices(root / "prices.yaml").prices,
         )
         write_json(root / f"artifacts/verdicts/{recipe}.json", decide(evidence, POLICY).plain())
     return POLICY
+
+
+def _write_bench(root: Path, digests: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Three repeats: the engines are faster than the baseline, and meet the spike with fewer rows."""
+    shutil.copy(ROOT / "prices.yaml", root)
+    speeds = {"baseline": (8, 0.05, 0.03), "int8_mixed": (4, 0.03, 0.012), "int8_sq": (4, 0.03, 0.011)}
+    arms = {
+        name: benched(
+            name,
+            [Machine(rows, first * spread, token * spread) for spread in (1.0, 1.03, 0.98)],
+            digests.get(name),
+        )
+        for name, (rows, first, token) in speeds.items()
+    }
+    write_bench(root / "artifacts/bench", arms, [*arms, *reversed(arms), *arms])
+    return {name: arm.plain() for name, arm in arms.items()}
 
 
 def _write_sources(root: Path, items: list[Item]) -> None:
@@ -135,7 +160,9 @@ def _write_sources(root: Path, items: list[Item]) -> None:
     )
     write_json(root / "artifacts/platform.json", {"device": DEVICE, "backends": {}})
     (root / "artifacts/checkpoint").mkdir(parents=True)
-    (root / "artifacts/checkpoint/model.safetensors").write_bytes(bytes(5000))
+    config = '{"num_hidden_layers": 30, "hidden_size": 576}'
+    (root / "artifacts/checkpoint/config.json").write_text(config)
+    (root / "artifacts/checkpoint/model.safetensors").write_bytes(bytes(5000 - len(config)))
     for recipe in RECIPES:
         kinds = ("q_proj", "o_proj", "up_proj", *(("down_proj",) if recipe == "int8_sq" else ()))
         names = [f"model.layers.{layer}.{kind}" for layer in range(3) for kind in kinds]

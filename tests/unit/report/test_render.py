@@ -119,7 +119,7 @@ def test_model_text_is_escaped(tmp_path: Path) -> None:
     assert "<script" not in markdown.replace("\\<script", "")
     table = [line for line in markdown.splitlines() if line.startswith("|")]
     widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table}
-    assert widths == {6, 11}  # two tables; no pipe of a cell ends it
+    assert widths == {6, 9, 11}  # three tables; no pipe of a cell ends it
 
 
 def test_the_summary_names_verdicts_and_numbers(data: dict[str, Any]) -> None:
@@ -148,5 +148,7 @@ def test_without_metrics_and_split(run: Path, word: str) -> None:
 
 def test_three_files(tmp_path: Path, data: dict[str, Any]) -> None:
     write_report(data, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "report.json", "report.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("fleet.csv", "index.html", "report.json", "report.md"),
+    ]
     assert read_json(tmp_path / "report.json")["headline"] == data["headline"]

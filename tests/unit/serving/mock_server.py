@@ -1,7 +1,7 @@
 """An OpenAI-compatible server that follows a script: known times, known faults.
 
 A script is a list of steps: a number is a pause in seconds, bytes are sent as they are, a dict is sent as an event,
-``None`` breaks the connection off.
+``None`` breaks the connection off; a ``Refuse`` in front answers with its HTTP status instead.
 """
 
 from __future__ import annotations
@@ -11,11 +11,22 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
 Script = list[Any]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """An HTTP error."""
+
+    status: int
+    message: str = "no room"
+
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -39,11 +50,13 @@ def scripted(
     async def completions(request: web.Request) -> web.StreamResponse:
         body = await request.json()
         seen.append(body)
-        if status != 200:
-            return web.json_response({"error": {"message": "no room", "code": status}}, status=status)
+        steps = [Refuse(status)] if status != 200 else script(body)
+        if steps and isinstance(steps[0], Refuse):
+            error = {"message": steps[0].message, "code": steps[0].status}
+            return web.json_response({"error": error}, status=steps[0].status)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for step in script(body):
+        for step in steps:
             if step is None:
                 assert request.transport is not None
                 request.transport.abort()

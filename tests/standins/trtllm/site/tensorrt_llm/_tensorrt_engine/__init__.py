@@ -1,0 +1,5 @@
+from tests.standins.trtllm.library import EngineLLM
+
+LLM = EngineLLM
+
+__all__ = ["LLM"]

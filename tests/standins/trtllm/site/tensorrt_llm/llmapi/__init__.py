@@ -1,0 +1,3 @@
+from tests.standins.trtllm.library import KvCacheConfig
+
+__all__ = ["KvCacheConfig"]

@@ -1,0 +1,3 @@
+from tests.standins.trtllm.library import TorchLlmArgs, TrtLlmArgs
+
+__all__ = ["TorchLlmArgs", "TrtLlmArgs"]

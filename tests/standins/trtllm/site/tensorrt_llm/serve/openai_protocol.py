@@ -1,0 +1,3 @@
+from tests.standins.trtllm.library import CompletionRequest
+
+__all__ = ["CompletionRequest"]
