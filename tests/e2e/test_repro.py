@@ -44,6 +44,7 @@ engine: {{backend: onnxruntime, max_batch: 16, max_tokens: 64}}
 baseline:
   vllm: {VLLM}
   env: {{VLLM_CPU_KVCACHE_SPACE: "1"}}
+serving: {{replicas: 1}}
 bench: {{kinds: []}}
 seed: 17
 """

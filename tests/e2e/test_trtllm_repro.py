@@ -38,6 +38,8 @@ engine:
 baseline:
   vllm: {vllm}
   env: {{VLLM_CPU_KVCACHE_SPACE: "1"}}
+serving: {{replicas: 1}}
+bench: {{kinds: []}}
 seed: 17
 """
 
@@ -49,6 +51,7 @@ metrics:
   exact_match: {importance: supporting, margin: 8}
 fidelity:
   length_ratio: {least: 0.9, most: 1.1, importance: critical}
+service: {levels: {}}
 """
 
 
@@ -57,7 +60,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder = tmp_path_factory.mktemp("trtllm")
     for name in ("pipeline", "stages", "recipes"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+    for name in ("dvc.yaml", "prices.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "policy.yaml").write_text(POLICY)
     python = install(folder / "runtime")
