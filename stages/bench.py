@@ -87,7 +87,7 @@ def _about(name: str, params: Params, policy: Policy, device: dict[str, Any]) ->
         "dtype": manifest["dtype"],
         "engine_digest": manifest["digest"],
         "limits": manifest["limits"],
-        "devices": 1,
+        "devices": manifest["build"].get("devices", 1),
     }
 
 
