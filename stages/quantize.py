@@ -85,7 +85,7 @@ def _calibrated(
             budget,
             device_map=params.calib.device_map,
             local=ranks.local,
-            processes_here=ranks.size,
+            processes_here=ranks.here,
             trust_remote_code=params.model.trust_remote_code,
             offload=OFFLOAD if params.calib.device_map else None,
         )

@@ -98,7 +98,9 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "* int8_mixed: INT8 SmoothQuant with down_proj left in high precision" in out
     assert "left out: *lm_head, *mlp.down_proj" in out
-    assert "GPUs from SM 89" in out
+    assert "fp8 weights, fp8 activations, fp8 KV cache; max" in out
+    assert "int4 weights, 16-bit activations, 16-bit KV cache; awq, the first 256 calibration samples" in out
+    assert "runs on: tensorrt, tensorrt_llm, vllm; GPUs from SM 89" in out
     assert main(["recipes", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["int8_mixed"]["used"]
