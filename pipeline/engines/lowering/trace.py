@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from pipeline.engines.lowering.folding import fold_constants
 from pipeline.engines.lowering.parameters import Parameters, as_numpy
 from pipeline.engines.lowering.weights import WeightFile
 from pipeline.errors import BuildError
@@ -57,6 +58,7 @@ def trace(model: Any, forward: Forward, signature: Signature, target: Path, opse
     if ignored := [name for name in signature.inputs if name not in found]:
         raise _refusal(model, f"its graph does not read {', '.join(ignored[:3])}")
     _name_linears(traced.graph, weights.values)
+    fold_constants(traced.graph, opset)
     with WeightFile(target / "model.onnx") as file:
         _store(traced.graph, weights.values, file)
         file.save(traced, target)

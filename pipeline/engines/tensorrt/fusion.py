@@ -8,6 +8,7 @@ many inputs can be cut along its inputs: the parts are one batched product, whos
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,32 +85,44 @@ def _split_one(graph: _Graph, node: Any, parts: int) -> None:
     graph.replace([node], [*cut, product, total, back])
 
 
+@dataclass(frozen=True)
+class _Weight:
+    """What a MatMul multiplies with: the names of its values and, for a quantised one, of scales and zero points.
+
+    ``quantized`` says that the graph holds float values and quantises them itself.
+    """
+
+    parts: tuple[str, ...]
+    quantized: bool
+
+
 class _Graph:
-    """A graph with its weights, plain or behind a DequantizeLinear with one scale a column."""
+    """A graph with its weight matrices, plain or quantised with one scale a column."""
 
     def __init__(self, model: Any, folder: Path, store: Store) -> None:
         self._graph = model.graph
         self._folder = str(folder)
         self._store = store
-        self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self._makers = {output: node for node in model.graph.node for output in node.output}
         self._before: dict[str, list[Any]] = {}  # name of an output -> nodes right before the one that makes it
         self._instead: dict[str, list[Any]] = {}
 
-    def kind(self, name: str) -> tuple[str, int] | None:
-        """What a MatMul multiplies with: its operator and type; None when it is no weight matrix."""
-        maker = self._makers.get(name)
-        stored = name if maker is None else maker.input[0]
-        tensor = self._weights.get(stored)
-        if tensor is None or len(tensor.dims) != 2 or (maker is not None and maker.op_type != "DequantizeLinear"):
+    def kind(self, name: str) -> tuple[int, bool, int] | None:
+        """What weights must have in common to be joined: their type and form; None when it is no weight matrix."""
+        weight = self._weight(name)
+        tensor = self._tensors.get(weight.parts[0])
+        if tensor is None or len(tensor.dims) != 2:
             return None
-        return ("" if maker is None else maker.op_type, tensor.data_type)
+        return (len(weight.parts), weight.quantized, tensor.data_type)
 
     def rows(self, name: str) -> int:
-        return int(self._stored(name).dims[0])
+        """The inputs of a product with this weight."""
+        return int(self._tensors[self._weight(name).parts[0]].dims[0])
 
     def columns(self, name: str) -> int:
-        return int(self._stored(name).dims[1])
+        """Its outputs."""
+        return int(self._tensors[self._weight(name).parts[0]].dims[1])
 
     def first_of_pair(self, name: str) -> Any | None:
         """The QuantizeLinear of the pair that makes ``name``; None for an input that is not quantised."""
@@ -120,40 +133,45 @@ class _Graph:
 
     def side_by_side(self, names: list[str], joint: str, at: Any) -> str:
         """One weight from several; returns its name."""
-        return self._weight(joint, [[self._array(part) for part in self._parts(name)] for name in names], at)
+        weights = [self._weight(name) for name in names]
+        columns = zip(*(weight.parts for weight in weights), strict=True)
+        values = [np.concatenate([np.atleast_1d(self._array(name)) for name in part], axis=-1) for part in columns]
+        return self._new_weight(joint, values, weights[0].quantized, at)
 
     def cut_rows(self, name: str, parts: int, at: Any) -> str:
         """The weight as ``parts`` matrices of its rows; returns its name."""
-        weight, *scales = [self._array(part) for part in self._parts(name)]
-        cut = weight.reshape(parts, weight.shape[0] // parts, weight.shape[1])
-        return self._weight(at.name, [[cut, *scales]], at)
+        weight = self._weight(name)
+        values, *scales = (self._array(part) for part in weight.parts)
+        cut = values.reshape(parts, values.shape[0] // parts, values.shape[1])
+        return self._new_weight(at.name, [cut, *scales], weight.quantized, at)
 
-    def _weight(self, name: str, parts: list[list[NDArray[Any]]], at: Any) -> str:
-        """``parts``: of each weight to put side by side the values and, for a quantised one, scales and zero points."""
+    def _new_weight(self, name: str, values: list[NDArray[Any]], quantized: bool, at: Any) -> str:
         from onnx import helper
 
-        values = [np.concatenate([np.atleast_1d(part) for part in kind], axis=-1) for kind in zip(*parts, strict=True)]
         names = [f"{name}.{what}" for what in ("weight_j", "weight_scale_j", "weight_zero_j")]
         stored = [self.add(one, value) for one, value in zip(names, values, strict=False)]
-        if len(stored) == 1:
-            return stored[0]
-        output = f"{name}.weight_j_dq"
-        self.insert_before(
-            at, [helper.make_node("DequantizeLinear", stored, [output], name=output, axis=values[0].ndim - 1)]
-        )
-        return output
+        for kind in ("QuantizeLinear", "DequantizeLinear") if quantized else ("DequantizeLinear",):
+            if len(stored) > 1:
+                output = f"{name}.weight_j_{'q' if kind.startswith('Q') else 'dq'}"
+                node = helper.make_node(kind, stored, [output], name=output, axis=values[0].ndim - 1)
+                self.insert_before(at, [node])
+                stored[0] = output
+        return stored[0]
 
-    def _stored(self, name: str) -> Any:
-        return self._weights[self._parts(name)[0]]
-
-    def _parts(self, name: str) -> list[str]:
+    def _weight(self, name: str) -> _Weight:
         maker = self._makers.get(name)
-        return [name] if maker is None else list(maker.input)
+        if maker is None or maker.op_type != "DequantizeLinear":
+            return _Weight((name,), False)
+        stored, *scales = maker.input
+        before = self._makers.get(stored)
+        if before is not None and before.op_type == "QuantizeLinear":
+            return _Weight((before.input[0], *scales), True)
+        return _Weight((stored, *scales), False)
 
     def _array(self, name: str) -> NDArray[Any]:
         from onnx import numpy_helper
 
-        return np.asarray(numpy_helper.to_array(self._weights[name], self._folder))
+        return np.asarray(numpy_helper.to_array(self._tensors[name], self._folder))
 
     def add(self, name: str, value: NDArray[Any]) -> str:
         """A new constant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.engines.scheduler import GreedyExecutor, Scorer
+from pipeline.engines.scheduler import GreedyExecutor, Job, Scheduler, ScoreJob, Scorer
 from pipeline.engines.tensorrt import decoder, plan
 from pipeline.engines.tensorrt.executor import State, TensorRTExecutor
 from pipeline.engines.tensorrt.graph import DecoderShape, export_decoder
@@ -212,13 +213,56 @@ def test_logits_that_are_not_finite_are_an_error(folder: Path, monkeypatch: pyte
     assert device.launches
 
 
+def test_a_step_that_was_queued_ahead_is_thrown_away_for_other_tokens(
+    executor: TensorRTExecutor, reference: Torch
+) -> None:
+    prompt = [5, 6, 7]
+    state, logits = executor.prefill([prompt])
+    executor.decode_greedy(state, logits.argmax(axis=-1))  # the next step is queued, with the token that it found
+    forced = [int(logits.argmax()), 44]
+    assert executor.decode_greedy(state, np.array([44])).tolist() == [reference.greedy([*prompt, *forced], 1)[0]]
+    logits = executor.decode(state, np.array([45]))
+    np.testing.assert_allclose(logits[0], reference.after([*prompt, *forced, 45]), rtol=0, atol=2e-4)
+
+
+def test_capacity_follows_the_rows_that_live(executor: TensorRTExecutor) -> None:
+    long, _ = executor.prefill([[1] * 40])
+    assert executor._decoder.capacity == MAX_TOKENS
+    short, _ = executor.prefill([[2] * 3])
+    assert executor._decoder.capacity == MAX_TOKENS
+    del long
+    executor.decode(short, np.array([3]))
+    assert executor._decoder.capacity == 16
+
+
+def test_the_scheduler_serves_it(folder: Path, reference: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests than slots, of several lengths: some join a running batch, each gets what it gets alone."""
+    executor = open_executor(folder, monkeypatch)
+    scheduler = Scheduler(executor)
+    events: list[queue.Queue[Any]] = []
+    asked = [([(11 * place + step) % 85 for step in range(1 + place % 5)], 3 + place % 7) for place in range(15)]
+    scored: queue.Queue[Any] = queue.Queue()
+    for prompt, count in asked:
+        events.append(queue.Queue())
+        scheduler.submit(Job(prompt, count, frozenset(), events[-1].put))
+    scheduler.submit(ScoreJob([5, 6, 7], scored.put))
+    for (prompt, count), answer in zip(asked, events, strict=True):
+        tokens = [answer.get(timeout=30) for _ in range(count)]
+        assert [token.id for token in tokens] == reference.greedy(prompt, count)
+        assert tokens[-1].finish_reason == "length"
+    assert len(scored.get(timeout=30).given) == 3
+    scheduler.close()
+    assert scheduler.failure is None
+    assert executor._used() == set()
+
+
 requests = st.tuples(st.lists(st.integers(0, 84), min_size=1, max_size=20), st.integers(1, 24), st.integers(0, 25))
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(requests, min_size=1, max_size=10), st.booleans(), st.data())
 def test_any_order_of_arrivals_and_ends_gives_each_what_it_gets_alone(
-    folder: Path, reference: Torch, executor: TensorRTExecutor, asked: list[Any], greedy: bool, data: st.DataObject
+    reference: Torch, executor: TensorRTExecutor, asked: list[Any], greedy: bool, data: st.DataObject
 ) -> None:
     """``asked``: prompt, tokens wanted, step of arrival. Rows are kept in any order and only sometimes dropped."""
     held: list[State] = []

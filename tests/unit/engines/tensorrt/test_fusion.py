@@ -13,11 +13,12 @@ from pipeline.engines.tensorrt.fusion import fuse_parallel, split_inputs
 HIDDEN, INNER = 12, 20
 
 
-def _graph(quantized: bool) -> Any:
-    """gate and up read x, down reads their product; with Q/DQ: one pair for x, one for the product."""
+def _graph(form: str) -> Any:
+    """gate and up read x, down reads their product. With Q/DQ: one pair for x, one for the product, and weights that
+    are stored in INT8, or in float and quantised in the graph."""
     from onnx import TensorProto, helper, numpy_helper
 
-    random = np.random.default_rng(3)
+    random, quantized = np.random.default_rng(3), form != "plain"
     nodes, weights = [], []
 
     def constant(name: str, value: Any) -> str:
@@ -41,6 +42,11 @@ def _graph(quantized: bool) -> Any:
                 constant(f"{name}.s", random.uniform(0.001, 0.01, columns).astype(np.float32)),
                 constant(f"{name}.z", np.zeros(columns, np.int8)),
             ]
+            if form == "float":
+                int8, scales = numpy_helper.to_array(weights[-3]), numpy_helper.to_array(weights[-2])
+                stored[0] = constant(f"{name}.f", int8 * scales)
+                nodes.append(helper.make_node("QuantizeLinear", stored, [f"{name}.wq"], name=f"{name}.wq", axis=1))
+                stored[0] = f"{name}.wq"
             nodes.append(helper.make_node("DequantizeLinear", stored, [f"{name}.wdq"], name=f"{name}.wdq", axis=1))
             weight = f"{name}.wdq"
         else:
@@ -74,10 +80,10 @@ def _run(model: Any, x: np.ndarray) -> np.ndarray:
     return np.asarray(ort.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})[0])
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_parallel_products_become_one(quantized: bool) -> None:
+@pytest.mark.parametrize("form", ["plain", "int8", "float"])
+def test_parallel_products_become_one(form: str) -> None:
     x = np.random.default_rng(1).normal(size=(2, 3, HIDDEN)).astype(np.float32)
-    model = _graph(quantized)
+    model = _graph(form)
     before = _run(model, x)
     assert fuse_parallel(model, Path()) == 1
     names = [node.name for node in model.graph.node if node.op_type == "MatMul"]
@@ -86,24 +92,70 @@ def test_parallel_products_become_one(quantized: bool) -> None:
     np.testing.assert_array_equal(_run(model, x), before)
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_a_product_is_cut_along_its_inputs(quantized: bool) -> None:
+@pytest.mark.parametrize("form", ["plain", "int8", "float"])
+def test_a_product_is_cut_along_its_inputs(form: str) -> None:
     x = np.random.default_rng(2).normal(size=(2, 3, HIDDEN)).astype(np.float32)
-    model = _graph(quantized)
+    model = _graph(form)
     before = _run(model, x)
     assert split_inputs(model, Path(), ["mlp.down"], 4) == 1
     np.testing.assert_allclose(_run(model, x), before, rtol=1e-5, atol=1e-5)
     weight = next(tensor for tensor in model.graph.initializer if tensor.name == "mlp.down.weight_j")
     assert list(weight.dims) == [4, INNER // 4, HIDDEN]
-    quantizers = [node.op_type for node in model.graph.node if node.op_type.endswith("QuantizeLinear")]
-    assert len(quantizers) == (2 if quantized else 0)
+    quantizers = sum(node.op_type == "QuantizeLinear" for node in model.graph.node)
+    assert quantizers == {"plain": 0, "int8": 2, "float": 5}[form]
 
 
 def test_products_over_different_inputs_stay_apart() -> None:
-    model = _graph(False)
+    model = _graph("plain")
     model.graph.node[1].input[0] = "inner2"
     from onnx import helper
 
     model.graph.node.insert(0, helper.make_node("Neg", ["x"], ["inner2"], name="neg"))
     assert fuse_parallel(model, Path()) == 0
     assert [node.name for node in model.graph.node if node.op_type == "MatMul"] == ["mlp.gate", "mlp.up", "mlp.down"]
+
+
+def test_a_joined_decoder_gives_the_same_logits_and_compiles(tmp_path: Path) -> None:
+    """The whole graph: plain in ONNX Runtime, in INT8 by TensorRT for RTX, which needs no GPU to compile."""
+    import onnx
+
+    from pipeline.engines.lowering.qdq import insert_qdq
+    from pipeline.engines.lowering.quantized import QuantizedCheckpoint
+    from pipeline.engines.lowering.weights import WeightFile
+    from pipeline.engines.tensorrt.graph import DecoderShape, export_decoder
+    from tests.families import make_model
+    from tests.unit.engines.lowering.exports import write_export
+    from tests.unit.engines.tensorrt.test_graph import CAPACITY, Runner
+
+    model = make_model("qwen2")  # with biases, which stay behind the parts
+    folders = {name: tmp_path / name for name in ("plain", "joined", "int8")}
+    for folder in folders.values():
+        folder.mkdir()
+    fields = export_decoder(model, folders["plain"], capacity=CAPACITY)
+    write_export(tmp_path / "export", model, "int8")
+    for name, layers in (("joined", 0), ("int8", 14)):
+        graph = onnx.load(str(folders["plain"] / "model.onnx"), load_external_data=False)
+        with WeightFile(tmp_path / f"{name}.onnx") as file, QuantizedCheckpoint(tmp_path / "export") as checkpoint:
+            if layers:
+                assert insert_qdq(graph, checkpoint, file.add, np.float32).layers == layers
+            file.save(graph, folders["plain"])
+        graph = onnx.load(str(tmp_path / f"{name}.onnx"), load_external_data=False)
+        with WeightFile(folders[name] / "model.onnx") as file:
+            assert fuse_parallel(graph, tmp_path, file.add) == 4
+            file.save(graph, tmp_path)
+        onnx.checker.check_model(str(folders[name] / "model.onnx"))
+    logits = [
+        Runner(folders[name], DecoderShape(**fields), rows=2).read([[5, 6, 7], [8]]) for name in ("plain", "joined")
+    ]
+    np.testing.assert_allclose(logits[1], logits[0], rtol=1e-4, atol=1e-4)
+
+    pytest.importorskip(
+        "tensorrt_rtx_bindings", reason="needs TensorRT for RTX: pip install 'enginegate[tensorrt-rtx]'"
+    )
+    from pipeline.engines.tensorrt.builder import Settings, build_plan
+    from pipeline.engines.tensorrt.library import load_library
+
+    settings = Settings(max_batch=2, max_tokens=CAPACITY, sm=("89",), progress=False)
+    graph_file = folders["int8"] / "model.onnx"
+    built = build_plan(load_library("tensorrt_rtx"), graph_file, tmp_path, fields, settings)
+    assert built.description.layers["quantize int8"] == 8
