@@ -14,7 +14,7 @@ import types
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 
@@ -42,7 +42,7 @@ _NUMPY = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32", "INT64": "int
 class InspectedEngine(FakeEngine):
     """With an inspector and a profiler. Its two layers are made up."""
 
-    LAYERS = [
+    LAYERS: ClassVar[list[Any]] = [
         {
             "Name": "up_proj + gate_proj",
             "LayerType": "gemm",
@@ -52,14 +52,14 @@ class InspectedEngine(FakeEngine):
         },
         {"Name": "softmax", "LayerType": "SoftMax", "Inputs": [], "Outputs": [{"Format/Datatype": "Half"}]},
     ]
-    MILLISECONDS = {"up_proj + gate_proj": 0.25, "softmax": 0.5}
+    MILLISECONDS: ClassVar[dict[str, float]] = {"up_proj + gate_proj": 0.25, "softmax": 0.5}
 
     def create_execution_context(self) -> InspectedContext:
         return InspectedContext(self)
 
     def create_engine_inspector(self) -> Any:
         inspector = types.SimpleNamespace(execution_context=None)
-        inspector.get_engine_information = lambda form: json.dumps({"Layers": self.LAYERS, "Bindings": []})
+        inspector.get_engine_information = lambda _form: json.dumps({"Layers": self.LAYERS, "Bindings": []})
         return inspector
 
 
