@@ -86,9 +86,8 @@ def measure(programs: dict[str, Round], vocabulary: int, args: argparse.Namespac
                     seen[name].append(batch * args.answer / taken)
         rates[batch] = {name: round(statistics.median(values), 1) for name, values in seen.items()}
         for name, values in seen.items():
-            print(
-                f"batch {batch}  {name:20}  {rates[batch][name]:8.1f} tokens/s  ({min(values):.1f} to {max(values):.1f})"
-            )
+            spread = f"{min(values):.1f} to {max(values):.1f}"
+            print(f"batch {batch}  {name:20}  {rates[batch][name]:8.1f} tokens/s  ({spread})")
     first = next(iter(programs))
     ratios = {
         batch: {name: round(row[first] / rate, 2) for name, rate in row.items() if name != first}

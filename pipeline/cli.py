@@ -15,7 +15,10 @@ from typing import NoReturn
 from pipeline import __version__
 from pipeline.errors import EnginegateError, UsageError
 
-COMMANDS = ("bench", "diagnose", "doctor", "fit", "gate", "lm-eval", "plan", "promote", "recipes", "serve", "show")
+COMMANDS = (
+    *("bench", "diagnose", "diff", "doctor", "fit", "gate", "gc", "list", "lm-eval", "plan", "promote", "pull"),
+    *("recipes", "rollback", "serve", "show", "verify"),
+)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -67,10 +67,26 @@ class IntegrityError(EnginegateError):
     exit_code = 65
 
 
+class SignatureError(IntegrityError):
+    """A signature is missing where one is asked for, or is not of these bytes by this key."""
+
+
 class PromotionError(EnginegateError):
     """An engine may not, or cannot, be promoted."""
 
     exit_code = 77  # EX_NOPERM
+
+
+class RegistryError(EnginegateError):
+    """Git, a remote or a store does not answer, or holds less than the registry says."""
+
+    exit_code = 69  # EX_UNAVAILABLE
+
+
+class UnfitError(EnginegateError):
+    """An engine cannot run on this machine."""
+
+    exit_code = 69
 
 
 class StorageError(EnginegateError):

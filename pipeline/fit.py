@@ -173,7 +173,7 @@ def fit(name: str, recipe: Recipe | None, shapes: Shapes, model: Architecture, s
     weights = weight_bytes(shapes, recipe, model, asked.gpus)
     activations = activation_bytes(model, asked, given)
     runtime = given.runtime + (given.communication if asked.gpus > 1 else 0)
-    per_token = model.kv_bytes(1 if recipe is not None and _kv_cache(recipe) == "fp8" else 2, asked.gpus)
+    per_token = model.kv_bytes(1 if recipe is not None and recipe.kv_cache == "fp8" else 2, asked.gpus)
     usable = int(gpu.memory * given.utilisation)
     left = usable - weights - activations - runtime
     kv_tokens = max(0, left) // per_token // BLOCK * BLOCK
@@ -219,19 +219,15 @@ def _is_quantized(name: str, shape: tuple[int, ...], recipe: Recipe) -> bool:
         return False
     if any(fnmatchcase(module, pattern) for pattern in (*recipe.exclude, "*lm_head")):
         return False
-    include = getattr(recipe, "include", ())
-    return not include or any(fnmatchcase(module, pattern) for pattern in include)
-
-
-def _kv_cache(recipe: Recipe) -> str:
-    return str(getattr(recipe, "kv_cache", "none"))
+    return not recipe.include or any(fnmatchcase(module, pattern) for pattern in recipe.include)
 
 
 def _unsuited(recipe: Recipe | None, gpu: Gpu) -> str:
     """Why this GPU has no kernels for the recipe."""
     if recipe is None or gpu.sm is None:
         return ""
-    low, high = recipe.min_sm, getattr(recipe, "max_sm", None)
+    low, high = recipe.min_sm, recipe.max_sm
     if (low is not None and gpu.sm < low) or (high is not None and gpu.sm > high):
-        return f"needs SM {low or ''}{'' if high is None else f' to {high}'}, this is {gpu.sm}".replace("  ", " ")
+        wanted = " to ".join(str(limit) for limit in (low, high) if limit is not None)
+        return f"needs SM {wanted}, this is {gpu.sm}"
     return ""

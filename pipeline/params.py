@@ -150,6 +150,7 @@ class TensorRT:
     dtype: Literal["float16", "float32"] = "float16"  # of what is not quantised
     sm: tuple[int, ...] = ()  # compile ahead of time for these GPUs; empty: for the one at hand
     decode_batches: tuple[int, ...] = (1, 8)  # batch sizes that steps are tuned for, beside max_batch
+    join_linears: bool = False  # one product for layers that read one input (q, k and v; gate and up)
     optimization_level: int = 3
     workspace_gib: float = 0  # scratch memory that a kernel may ask for; 0: no limit
     timing_cache: str | None = ".cache/tensorrt/timing.cache"  # kernel timings, read and written; null: none

@@ -15,9 +15,10 @@ import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.params import Baseline, Engine
+if TYPE_CHECKING:
+    from pipeline.params import Baseline, Engine
 
 CPUINFO = Path("/proc/cpuinfo")
 # Names of the kernels that inference libraries choose between, with the CPU flags that allow them, narrow to wide.
@@ -32,7 +33,7 @@ _ISA = {
     "sve": {"sve"},
 }
 # Distributions under which a package is known, the plain name first.
-_DISTRIBUTIONS = {
+DISTRIBUTIONS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
     "tensorrt_rtx": ("tensorrt-rtx", "tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
@@ -116,7 +117,7 @@ def find_gpu() -> tuple[Gpu | None, str]:
 
 def find_backends(baseline: Baseline, no_gpu: str, library: str = "auto") -> dict[str, Backend]:
     """Every backend by name. ``no_gpu`` says why there is no GPU (empty: there is one)."""
-    found = {name: _installed(names) for name, names in _DISTRIBUTIONS.items()}
+    found = {name: _installed(names) for name, names in DISTRIBUTIONS.items()}
     rtx = found.pop("tensorrt_rtx")
     if library == "tensorrt_rtx" or (library == "auto" and rtx.available and not found["tensorrt"].available):
         # It serves the same backend, and is another library: its version says so.

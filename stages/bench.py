@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.bench.gpus import find_nvml
 from pipeline.bench.load import Prompts, make_loads
 from pipeline.bench.records import FOLDER, ArmBench, write_bench
 from pipeline.bench.run import Setting, bench_arm, in_turn, line
-from pipeline.bench.telemetry import find_nvml
 from pipeline.bench.workers import client
 from pipeline.engines.manifest import read_manifest
 from pipeline.files import atomic_folder, read_json

@@ -34,9 +34,12 @@ def main() -> None:
     backend.preflight(recipe, params.engine, platform)
     intake = read_json(Path("artifacts/checkpoint.json"))
     sources: dict[str, Any] = {"checkpoint": intake["fingerprints"], "source": intake["source"]}
+    calibration: dict[str, Any] = {}
     if recipe is not None:
-        sources["calibration"] = read_json(Path("calib_data/card.json"))["digests"]["calibration"]
+        card = read_json(Path("calib_data/card.json"))
+        sources["calibration"] = card["digests"]["calibration"]
         sources["recipe"] = digest_json(asdict(recipe))
+        calibration = {"recipe": asdict(recipe), "samples": card["counts"]["calib_used"]}
     print(f"building {name} for {params.engine.backend}", flush=True)
     with atomic_folder(Path("engines") / name) as part:
         inputs = BuildInputs(
@@ -62,9 +65,12 @@ def main() -> None:
                 "threads": params.engine.threads,
             },
             "sources": sources,
+            "calibration": calibration,
             "platform": platform["device"] | build.pop("platform", {}),
             "build": build,
         }
+        if "validity" in build:  # a backend that knows better than `validity_of` where its engine may be loaded
+            description["validity"] = build.pop("validity")
         manifest = write_manifest(part, description)
         checked = "its own server answers for it, so its logits were not compared"
         if "unchecked" in build:

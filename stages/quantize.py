@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.data.sampling import read_calibration
 from pipeline.files import atomic_folder, read_json, write_json
+from pipeline.launcher import relaunched
 from pipeline.params import Params, load_params
 from pipeline.quantize.batches import Samples
 from pipeline.quantize.calibrate import Calibration, SearchMemoryError, quantize_model, usual_budget
@@ -33,6 +34,8 @@ OFFLOAD = STATE / "offload"
 def main() -> None:
     name = sys.argv[1]
     params, recipe = load_params(), load_recipe(name)
+    if relaunched("stages.quantize", name, params=params):
+        return
     ranks = Ranks.from_environment(params.calib.wait_s)
     processes = 1 if recipe.algorithm == "awq" else params.calib.process_count(_gpus())
     if ranks.size == 1 and processes > 1:
@@ -82,7 +85,7 @@ def _calibrated(
             budget,
             device_map=params.calib.device_map,
             local=ranks.local,
-            processes_here=ranks.size,
+            processes_here=ranks.here,
             trust_remote_code=params.model.trust_remote_code,
             offload=OFFLOAD if params.calib.device_map else None,
         )

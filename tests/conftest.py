@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# Time never decides a test: examples may take long on a busy machine.
+settings.register_profile("enginegate", deadline=None)
+settings.load_profile("enginegate")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engines.tensorrt import plan
 from pipeline.engines.tensorrt.executor import TensorRTExecutor
-from pipeline.engines.tensorrt.plan import Binding, Description
+from pipeline.engines.tensorrt.plan import read_description
 
 
 def main() -> None:
@@ -33,9 +32,7 @@ def main() -> None:
     parser.add_argument("--profile", type=int, default=0, metavar="BATCH")
     parser.add_argument("--once", action="store_true", help="three steps and no more, to be watched by ncu")
     args = parser.parse_args()
-    plan.open_plan = open_plan  # type: ignore[assignment]  # these folders have no manifest
-    description = json.loads((args.engine / "engine.json").read_text())
-    limits = description["limits"]
+    limits = read_description(args.engine).limits
     began = time.monotonic()
     executor = TensorRTExecutor(args.engine, **limits, graphs=not args.no_graphs)
     result: dict[str, Any] = {"engine": args.engine.name, "load_s": round(time.monotonic() - began, 1)}
@@ -52,19 +49,6 @@ def main() -> None:
     if args.profile:
         result["profile"] = profile(executor, args.profile)
     print(json.dumps(result))
-
-
-def open_plan(folder: Path, _sm: str) -> tuple[Description, Any, Any]:
-    """Without the checks of a real engine folder."""
-    import tensorrt as trt
-
-    told = json.loads((folder / "engine.json").read_text())
-    told["bindings"] = [Binding(**binding) for binding in told["bindings"]]
-    runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
-    engine = runtime.deserialize_cuda_engine((folder / "model.plan").read_bytes())
-    if engine is None:
-        raise SystemExit(f"{folder}: TensorRT does not read this plan")
-    return Description(**told), engine, (runtime, trt)
 
 
 def steps(executor: TensorRTExecutor, batch: int, prompt: int, answer: int) -> dict[str, float]:

@@ -48,41 +48,62 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=256, help="places of a cache buffer")
     parser.add_argument("--join", action="store_true", help="one product for q, k and v, and for gate and up")
     parser.add_argument("--cut", type=int, default=1, help="cut the products of o and down along their inputs")
-    parser.add_argument("--float-weights", action="store_true", help="quantise weights in the graph (TensorRT 8.6)")
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="TensorRT 8.6 takes float32")
     args = parser.parse_args()
     args.target.mkdir(parents=True, exist_ok=True)
     make(args)
 
 
 def make(args: argparse.Namespace) -> None:
-    """Writes ``model.onnx``, its data and ``cache.json`` into ``args.target``."""
+    """Writes ``model.onnx``, its data, ``cache.json`` and ``capacity.json`` into ``args.target``."""
     import onnx
     import torch
 
     made_up = args.model == "llama-7b"
-    # TensorRT 8.6 quantises float32 tensors only; its float16 kernels are chosen when the engine is built.
-    dtype = torch.float16 if args.precision == "fp16" else torch.float32
+    dtype = getattr(torch, args.dtype)
     model = random_llama(args.layers, dtype) if made_up else load(args.model, dtype)
-    cache = export_decoder(model, args.target, capacity=args.capacity)
+    # The weights of a real model are copied into one file beside the final graph. Those of a made-up one are parts of
+    # a file that is much smaller than they are together, so its graph stays where it is traced.
+    plain = args.target if made_up else args.target / "plain"
+    plain.mkdir(exist_ok=True)
+    cache = export_decoder(model, plain, capacity=args.capacity)
     (args.target / "cache.json").write_text(json.dumps(cache))
     (args.target / "capacity.json").write_text(str(args.capacity))
-    path = args.target / "model.onnx"
-    graph = onnx.load(str(path), load_external_data=False)
-    with WeightFile(args.target / "more.onnx") as file:  # more.onnx.data, beside the weights that stay
+    graph = onnx.load(str(plain / "model.onnx"), load_external_data=False)
+    with WeightFile(args.target / ("more.onnx" if made_up else "model.onnx")) as file:
         store = Numbers(args.target).store(file.add) if made_up else file.add
         if made_up:
-            unshare(graph, store, np.float16 if args.precision == "fp16" else np.float32)
+            unshare(graph, store, np.dtype(args.dtype).type)
         if args.precision == "int8":
-            insert_qdq(graph, RandomLayers(graph) if made_up else Scaled(args.scales, model), store, np.float32)
+            layers: Any = RandomLayers(graph) if made_up else Scaled(args.scales, model)
+            insert_qdq(graph, layers, store, float_weights=args.dtype == "float32")
+        if not made_up:
+            file.save(graph, plain)
+    if made_up:
+        onnx.save(graph, str(args.target / "model.onnx"))
+    if args.join or args.cut > 1:
+        change(args)
+
+
+def change(args: argparse.Namespace) -> None:
+    """Joins and cuts products of the graph in ``args.target``."""
+    import onnx
+
+    path = args.target / "model.onnx"
+    graph = onnx.load(str(path), load_external_data=False)
+    with WeightFile(args.target / "changed.onnx") as file:
+        store = Numbers(args.target).store(file.add) if args.model == "llama-7b" else file.add
         if args.join:
             print("joined", fuse_parallel(graph, args.target, store))
         if args.cut > 1:
             names = [node.name for node in graph.graph.node if node.name.endswith(("o_proj", "down_proj"))]
             print("cut", split_inputs(graph, args.target, names, args.cut, store))
-        file._file.flush()
-        if args.float_weights:
-            float_weights(graph, args.target, store)
+        if args.model != "llama-7b":
+            file.save(graph, args.target)
+    if args.model == "llama-7b":
         onnx.save(graph, str(path))
+    else:
+        (args.target / "changed.onnx").replace(path)
 
 
 def load(folder: str, dtype: Any) -> Any:
@@ -229,36 +250,6 @@ class Scaled:
         if layer.pre_quant_scale is not None:
             weight = weight / layer.pre_quant_scale[None]
         return np.clip(np.round(weight / layer.weight_scale[:, None]), -128, 127).astype(np.int8)
-
-
-def float_weights(model: Any, folder: Path, store: Any) -> None:
-    """Stores each INT8 weight as float32 before a QuantizeLinear: TensorRT 8.6 takes no INT8 constants."""
-    from onnx import helper, numpy_helper
-
-    graph = model.graph
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    nodes, dropped = [], set()
-    for node in graph.node:
-        tensor = tensors.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
-        if tensor is not None and len(tensor.dims) > 1:
-            axis = len(tensor.dims) - 1
-            if any("random" in entry.value for entry in tensor.external_data):
-                value = np.broadcast_to(np.float32(0), tuple(tensor.dims))
-            else:
-                scale = numpy_helper.to_array(tensors[node.input[1]], str(folder))
-                value = (numpy_helper.to_array(tensor, str(folder)).astype(np.float32) * scale).astype(np.float32)
-            dropped.add(tensor.name)
-            name = f"{tensor.name}.float"
-            graph.initializer.append(store(name, value))
-            nodes.append(
-                helper.make_node("QuantizeLinear", [name, *node.input[1:]], [f"{name}.q"], name=f"{name}.q", axis=axis)
-            )
-            node.input[0] = f"{name}.q"
-        nodes.append(node)
-    kept = [tensor for tensor in graph.initializer if tensor.name not in dropped]
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(kept)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@
 #
 # W (default /tmp/w) holds: tensorrt/ (the wheel, unzipped), stubs/ (cuBLAS and cuDNN stand-ins: TensorRT's own kernels
 # need neither), py/ (a Python 3.10) and site/ (NumPy and cuda-bindings for it). `python3` is one with torch,
-# transformers and onnx. NVRTC is found where CUDA or PyTorch have it.
+# transformers and onnx. NVRTC names the folder of libnvrtc.
 set -euo pipefail
 W=${W:-/tmp/w}
 here=$(cd "$(dirname "$0")/../.." && pwd)
-nvrtc=${NVRTC:-$(dirname "$(find /usr/local/cuda*/ /opt -name 'libnvrtc.so.1[23]*' 2>/dev/null | head -1)")}
+nvrtc=${NVRTC:-/usr/local/cuda/lib64} # the folder of libnvrtc
 tensorrt() {
   env LD_LIBRARY_PATH="$W/stubs:$W/tensorrt:$W/py/lib:$nvrtc:${LD_LIBRARY_PATH:-}" PYTHONPATH="$here:$W/site:$W" \
     CUDA_MODULE_LOADING=LAZY PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 "$W/py/bin/python3.10" -m "$@"
@@ -18,7 +18,10 @@ shift
 case $what in
   graph) PYTHONPATH=$here python3 -m benchmarks.gpu.graphs "$@" ;;
   reference) PYTHONPATH=$here python3 -m benchmarks.gpu.greedy "$@" ;;
-  build) tensorrt benchmarks.gpu.engines "$@" ;;
+  build)
+    tensorrt benchmarks.gpu.engines build "$@"
+    PYTHONPATH=$here python3 -m benchmarks.gpu.engines seal "$2"
+    ;;
   decode) tensorrt benchmarks.gpu.decode "$@" ;;
   *) sed -n '2,4p' "$0"; exit 64 ;;
 esac

@@ -1,8 +1,9 @@
 """vLLM on one and two GPUs: 16-bit, FP8 and INT8; one model sharded over both against one replica on each.
 
     python -m benchmarks.gpu.vllm_bench h200x2 --vllm vllm --models FOLDER --out FOLDER --limit-s 330
+    python -m benchmarks.gpu.vllm_bench h200 ...    (one GPU: small models, checks)
     python -m benchmarks.gpu.vllm_bench dry --vllm .venv-vllm/bin/vllm --models FOLDER --out FOLDER    (on a CPU)
-    python -m benchmarks.gpu.vllm_bench table FOLDER/results.json --hourly 3.50
+    python -m benchmarks.gpu.vllm_bench table FOLDER/results.json --hourly 4
 
 FOLDER of ``--models`` holds what ``benchmarks.gpu.vllm_models`` wrote. All servers start together and stay up; they are
 asked one after another, so that one machine's start pays for all. Each answer is 128 tokens for a prompt of 128. Every
@@ -42,7 +43,7 @@ from pipeline.serving.vllm import vllm_command
 PROMPT, NEW = 128, 128
 SECONDS = {1: 2.5, 2: 2.5, 8: 2.5, 32: 3.0, 128: 4.5, 256: 6.0}  # by requests in flight
 WARM_UP, WARM_UP_S = 32, 2.0
-SLOTS = 16  # in flight for one client process
+SLOTS = 8  # in flight for one client process: 16 lagged at 500 tokens a second each
 START_S = 180  # from the first server's start to the last one's health
 GIB = 2**30
 # Leave NVLink multicast off: NCCL_NVLS_ENABLE and the like stay as the machine has them.
@@ -78,6 +79,7 @@ class Round:
 
 DUMMY = ("--load-format", "dummy", "--cudagraph-capture-sizes", *map(str, (1, 2, 4, 8, 16, 32, 64, 128, 256)))
 EAGER = ("--enforce-eager",)
+FP8_CACHE = (*EAGER, "--kv-cache-dtype", "fp8", "--dtype", "bfloat16")
 ARMS = {
     "h200x2": (
         Arm("7b-fp16", "7b", "0", 34, DUMMY),
@@ -90,7 +92,14 @@ ARMS = {
         Arm("demo-int8", "demo-int8", "0", 2, DUMMY),
         Arm("tiny-int8", "tiny-int8", "1", 1, EAGER),
         Arm("tiny-fp8", "tiny-fp8", "1", 1, EAGER),
-        Arm("tiny-fp8-kv", "tiny-fp8-kv", "1", 1, (*EAGER, "--kv-cache-dtype", "fp8")),
+        Arm("tiny-fp8-kv", "tiny-fp8-kv", "1", 1, FP8_CACHE),
+    ),
+    "h200": (  # what two GPUs left open
+        Arm("demo-fp16", "demo", "0", 2, DUMMY),
+        Arm("demo-fp8", "demo-fp8", "0", 2, DUMMY),
+        Arm("demo-int8", "demo-int8", "0", 2, DUMMY),
+        Arm("tiny-fp8", "tiny-fp8", "0", 1, EAGER),
+        Arm("tiny-fp8-kv", "tiny-fp8-kv", "0", 1, FP8_CACHE),
     ),
     "dry": (Arm("tiny-int8-cpu", "tiny-int8-cpu"), Arm("tiny-b", "tiny-int8-cpu"), Arm("broken", "nothing")),
 }
@@ -104,6 +113,7 @@ ROUNDS = {
         Round("demo", ("demo-fp16", "demo-fp8"), REST),
         Round("demo-int8", ("demo-int8",), REST),
     ),
+    "h200": tuple(Round(name, (name,), REST) for name in ("demo-fp16", "demo-fp8", "demo-int8")),
     "dry": (
         Round("tiny", ("tiny-int8-cpu",), (1, 2)),
         Round("tiny-x2", ("tiny-int8-cpu", "tiny-b"), (2,), together=True),
@@ -139,7 +149,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--logs", type=Path, help="folder for the servers' logs (default: that of --out)")
     parser.add_argument("--limit-s", type=float, default=300, help="all must have ended by then")
-    parser.add_argument("--hourly", type=Decimal, default=Decimal("3.50"), help="price of one GPU's hour")
+    parser.add_argument("--hourly", type=Decimal, default=Decimal("4.00"), help="price of one GPU's hour")
     args = parser.parse_args()
     if args.plan == "table":
         print(table(read_json(args.results), args.hourly))

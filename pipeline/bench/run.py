@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from pipeline.bench.drive import Part
+from pipeline.bench.gpus import Nvml
 from pipeline.bench.load import Load
 from pipeline.bench.measure import client_state, measure
 from pipeline.bench.records import Run
-from pipeline.bench.telemetry import Nvml, Snapshot, Telemetry, cpu_cores, summary
+from pipeline.bench.telemetry import Snapshot, Telemetry, cpu_cores, summary
 from pipeline.bench.workers import Workers, parts, workers_for
 from pipeline.errors import ServerError
 from pipeline.gate.service import Service

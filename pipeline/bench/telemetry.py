@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from http.client import HTTPException
 from typing import Any
 
+from pipeline.bench.gpus import Gpu, Nvml, gpu_summary
 from pipeline.serving.dialects import Dialect
 from pipeline.serving.process import Server
 
@@ -37,17 +38,6 @@ PATHS: dict[Dialect, str] = {"vllm": "/metrics", "trtllm-serve": "/prometheus/me
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU: utilisation in per cent, memory in bytes, power in watts, energy since the driver was loaded in
-    joules. None for what a card does not tell (old cards count no energy, parts of a card know no utilisation)."""
-
-    utilisation: float | None
-    memory: int | None
-    power_w: float | None
-    energy_j: float | None
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """One sample. ``at`` is ``time.perf_counter``; ``cpu_s`` the CPU seconds of the server's processes so far."""
 
@@ -60,61 +50,6 @@ class Snapshot:
     def plain(self, start: float) -> dict[str, Any]:
         """As JSON data, the time in seconds from ``start``."""
         return asdict(self) | {"at": round(self.at - start, 3)}
-
-
-class Nvml:
-    """The GPUs that this process may use. ``module`` is pynvml, or a stand-in in tests."""
-
-    def __init__(self, module: Any, visible: str | None) -> None:
-        self.module = module
-        module.nvmlInit()
-        handles = [module.nvmlDeviceGetHandleByIndex(place) for place in range(module.nvmlDeviceGetCount())]
-        names = [part.strip() for part in visible.split(",")] if visible else None
-        self.handles = [
-            handle
-            for place, handle in enumerate(handles)
-            if names is None or str(place) in names or _is_named(module.nvmlDeviceGetUUID(handle), names)
-        ]
-
-    def read(self) -> tuple[Gpu, ...]:
-        """All GPUs now."""
-        return tuple(map(self._gpu, self.handles))
-
-    def _gpu(self, handle: Any) -> Gpu:
-        module = self.module
-        rates = self._told(module.nvmlDeviceGetUtilizationRates, handle)
-        memory = self._told(module.nvmlDeviceGetMemoryInfo, handle)
-        power = self._told(module.nvmlDeviceGetPowerUsage, handle)
-        energy = self._told(module.nvmlDeviceGetTotalEnergyConsumption, handle)
-        return Gpu(
-            utilisation=None if rates is None else float(rates.gpu),
-            memory=None if memory is None else int(memory.used),
-            power_w=None if power is None else power / 1000,  # milliwatts
-            energy_j=None if energy is None else energy / 1000,  # millijoules
-        )
-
-    def _told(self, ask: Callable[[Any], Any], handle: Any) -> Any:
-        try:
-            return ask(handle)
-        except self.module.NVMLError_NotSupported:
-            return None
-
-
-def _is_named(uuid: str, names: Sequence[str]) -> bool:
-    """CUDA_VISIBLE_DEVICES takes beginnings of UUIDs."""
-    return any(name and uuid.startswith(name) for name in names)
-
-
-def find_nvml() -> Nvml | None:
-    """NVML where there is an NVIDIA driver."""
-    import os
-
-    import pynvml
-
-    try:
-        return Nvml(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        return None
 
 
 class Processes:
@@ -255,38 +190,9 @@ def summary(snapshots: Sequence[Snapshot], begin: float, end: float, tokens: int
     return {
         "cpu_cores": cpu_cores(snapshots, begin, end),
         "rss": max(rss, default=None),
-        "gpu": _gpu(within, tokens),
+        "gpu": gpu_summary([(one.at, one.gpus) for one in within if one.gpus], tokens),
         "metrics": _server_metrics(snapshots),
     }
-
-
-def _gpu(within: Sequence[Snapshot], tokens: int) -> dict[str, Any] | None:
-    """All GPUs together; utilisation and power are means over the time. None for what one of them does not tell."""
-    seen = [one for one in within if one.gpus]
-    if not seen:
-        return None
-    import numpy as np
-
-    used, memory, power, energy = (_each(seen, name) for name in ("utilisation", "memory", "power_w", "energy_j"))
-    spent = None
-    if energy is not None:
-        spent = sum(energy[-1]) - sum(energy[0])
-    elif power is not None:  # power over time gives it too
-        spent = float(np.trapezoid([sum(row) for row in power], [one.at for one in seen]))
-    return {
-        "count": len(seen[0].gpus or ()),
-        "utilisation": None if used is None else float(np.mean(used)),
-        "memory": None if memory is None else max(map(sum, memory)),
-        "power_w": None if power is None else float(np.mean([sum(row) for row in power])),
-        "energy_j": spent,
-        "energy_per_token_j": spent / tokens if spent is not None and tokens and len(seen) > 1 else None,
-    }
-
-
-def _each(seen: Sequence[Snapshot], name: str) -> list[list[float]] | None:
-    """One number of every GPU in every snapshot; None when one is missing."""
-    rows = [[getattr(gpu, name) for gpu in one.gpus or ()] for one in seen]
-    return None if any(value is None for row in rows for value in row) else rows
 
 
 def _server_metrics(snapshots: Sequence[Snapshot]) -> dict[str, float] | None:

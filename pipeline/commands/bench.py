@@ -60,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     import sys
     from contextlib import redirect_stdout
 
+    from pipeline.bench.gpus import find_nvml
     from pipeline.bench.load import make_loads
     from pipeline.bench.records import ArmBench, write_bench
     from pipeline.bench.run import Setting, bench_arm, line
-    from pipeline.bench.telemetry import find_nvml
     from pipeline.bench.workers import client
     from pipeline.gate.policy import POLICY_FILE, Policy, load_policy
     from pipeline.params import PARAMS_FILE, Params, load_params

@@ -1,4 +1,7 @@
-"""``enginegate serve ENGINE_DIR``: an engine behind an OpenAI-compatible server."""
+"""``enginegate serve ENGINE``: an engine behind an OpenAI-compatible server.
+
+ENGINE is a folder, or a registered version (NAME[@vX.Y.Z|#STAGE]), which is pulled and verified first.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,37 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands._registry import add_offline, add_remote, add_verifier, verifier_of
 from pipeline.errors import InputError
+
+EPILOG = """\
+examples:
+  enginegate serve engines/int8_mixed --port 8000
+  enginegate serve shop-int8_mixed#production --key release.pub
+"""
 
 
 def register(subparsers: Any) -> None:
     """Adds the command."""
-    parser = subparsers.add_parser("serve", help="serve an engine over HTTP (OpenAI-compatible)", description=__doc__)
-    parser.add_argument("engine", type=Path, metavar="ENGINE_DIR", help="a folder with manifest.json")
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve an engine over HTTP (OpenAI-compatible)",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("engine", metavar="DIR|NAME[@vX.Y.Z|#STAGE]", help="a folder, or a registered version")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8000, help="0: any free one (default: %(default)s)")
+    add_remote(parser)
+    add_offline(parser)
+    add_verifier(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C; running requests are finished first."""
-    folder: Path = args.engine
+    folder = engine_folder(args)
     if not (folder / "manifest.json").is_file():
         raise InputError(f"{folder}: no manifest.json, so this is no engine", "build one: dvc repro build")
 
@@ -48,6 +67,23 @@ def run(args: argparse.Namespace) -> int:
         handler_cancellation=True,
     )
     return 0
+
+
+def engine_folder(args: argparse.Namespace) -> Path:
+    """The folder to serve. A name that is no folder here and no path is a registered version: pulled, verified."""
+    folder, verifier = Path(args.engine), verifier_of(args)
+    if folder.exists() or "/" in args.engine:
+        if verifier is not None and folder.is_dir():
+            from pipeline.registry.verify import verify_folder
+
+            verify_folder(folder, verifier)
+        return folder
+    from pipeline.registry.pull import pull
+
+    found = pull(Path(), args.engine, remote=args.remote, verifier=verifier, offline=args.offline)
+    for warning in found.warnings:
+        print(f"warning: {warning}", flush=True)
+    return found.folder
 
 
 def _port(text: str) -> int:

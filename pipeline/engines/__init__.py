@@ -64,7 +64,8 @@ class Backend(Protocol):
 
         That holds at least ``versions`` (package to version) and ``summary`` (a few words for people); ``dtype`` when
         it is not the recipe's weights in the plain graph's; ``platform`` when it is compiled for another device than
-        the one at hand, and then ``unchecked``, why it cannot be run here. Raises BuildError.
+        the one at hand, and then ``unchecked``, why it cannot be run here; ``validity`` when the engine runs elsewhere
+        than ``manifest.validity_of`` would say. Raises BuildError.
         """
 
 

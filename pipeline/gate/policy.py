@@ -154,6 +154,7 @@ class Policy:
     resamples: int = 2000
     seed: int = 20_260_101
     require: Literal["any", "all"] | tuple[str, ...] = "any"
+    require_signature: bool = False  # `promote` and `pull` refuse an engine without a good signature
 
     def __post_init__(self) -> None:
         from pipeline.evaluate.registry import make_metric
@@ -187,8 +188,9 @@ class Policy:
         return filled
 
     def digest(self) -> str:
-        """``sha256:<hex>`` of everything that decides; ``require`` only says what the pipeline does with verdicts."""
-        return digest_json({key: value for key, value in self.plain().items() if key != "require"})
+        """``sha256:<hex>`` of everything that decides; the rest only says what the pipeline does with verdicts."""
+        after = ("require", "require_signature")
+        return digest_json({key: value for key, value in self.plain().items() if key not in after})
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ class Calibration:
 def quantize_model(
     model: Any,
     recipe: Recipe,
-    samples: Samples,
+    samples: Samples | Sequence[Sequence[int]],
     budget: int | None = None,
     *,
     resume: Resume | None = None,
@@ -80,7 +80,8 @@ def quantize_model(
         raise QuantizationError("AWQ's search runs in one process", "set calib.processes to 1 for this recipe")
     model.eval()
     config = recipe.modelopt_config()
-    run = _Run(model, recipe, samples, budget, ranks)
+    rows = samples if isinstance(samples, Samples) else Samples(samples)
+    run = _Run(model, recipe, rows, budget, ranks)
     # One warning for each layer that the recipe leaves out; the census lists them.
     warnings.filterwarnings("ignore", message=".*is not calibrated, skip smoothing")
     warnings.filterwarnings("ignore", message="Distributed training is initialized but no parallel_state")

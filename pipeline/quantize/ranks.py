@@ -21,11 +21,12 @@ from pipeline.quantize.statistics import Maxima
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's ``rank`` among ``size``; ``local`` is its place on its machine, and its GPU."""
+    """This process's ``rank`` among ``size``; ``local`` is its place among the ``here`` on its machine, and its GPU."""
 
     rank: int = 0
     size: int = 1
     local: int = 0
+    here: int = 1
     wait_s: float = 1800.0
 
     @classmethod
@@ -39,7 +40,8 @@ class Ranks:
             raise QuantizationError(
                 f"the launcher set only half of RANK and WORLD_SIZE ({error})", "use torchrun, or set both"
             ) from error
-        return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)), wait_s)
+        local, here = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", size)
+        return cls(rank, size, int(local), int(here), wait_s)
 
     def join(self) -> None:
         """Meets the other ranks. Raises QuantizationError when they do not come."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.engines.manifest import FILE, verify_files
+from pipeline.engines.manifest import FILE, save_manifest, verify_files
 from pipeline.errors import EnginegateError, IntegrityError
-from pipeline.files import atomic_folder, clear_leftovers, digest_file, digest_json, read_json, write_json
+from pipeline.files import atomic_folder, clear_leftovers, digest_file, digest_json, read_json
 
 PROMOTED = Path("engines/promoted")
 PROMOTE = "PROMOTE"
@@ -56,23 +56,38 @@ def promote_engine(recipe: str, verdict_file: Path, engine: Path, target: Path =
                 f"{engine}: is {manifest['digest']}, but {verdict_file} judged {evaluated}",
                 "run `dvc repro`: it builds, asks and judges the same engine",
             )
-        write_json(part / FILE, manifest | {"verdict": evidence(verdict, digest_file(verdict_file))})
+        save_manifest(part, manifest | _measured(verdict) | {"gate": evidence(verdict, digest_file(verdict_file))})
     note = f"{short(evaluated)} takes the place of {short(before)}" if before else short(evaluated)
     return Kept(recipe, "promoted", evaluated, note)
 
 
-def evidence(verdict: dict[str, Any], file_digest: str) -> dict[str, Any]:
-    """The ``verdict`` section of a promoted manifest: why this engine may serve.
+def _measured(verdict: dict[str, Any]) -> dict[str, Any]:
+    """The ``performance`` section: the policy's service levels as they were measured on the baseline and the engine."""
+    levels = {
+        role: [row for row in rows if row["outcome"] != "absent"] for role, rows in verdict.get("service", {}).items()
+    }
+    return {"performance": levels} if any(levels.values()) else {}
 
-    ``seal`` is the digest of the rest, so that a changed number shows without the verdict file.
+
+def evidence(verdict: dict[str, Any], file_digest: str) -> dict[str, Any]:
+    """The ``gate`` section of a promoted manifest: why this engine may serve.
+
+    ``floor`` of a metric is its A/A comparison: how far the baseline's own repeat is from it. ``seal`` is the
+    digest of the rest, so that a changed number shows without the verdict file.
     """
+    parts = verdict["attribution"].get("metrics", {})
+    floors = {(name, "all"): part.get("noise") for name, part in parts.items()}
     section = {
         "verdict": verdict["verdict"],
         "recipe": verdict["recipe"],
         "engine_digest": verdict["engine_digest"],
         "reasons": verdict["reasons"],
         "policy_digest": verdict["policy_digest"],
-        "metrics": [{key: row[key] for key in _METRIC_KEYS} for row in verdict["metrics"]],
+        "metrics": [
+            {key: row[key] for key in _METRIC_KEYS} | {"floor": floors.get((row["name"], row["slice"]))}
+            for row in verdict["metrics"]
+        ],
+        "fidelity": verdict["fidelity"],
         "attempt": len(verdict["ledger"]),
         "ledger_entry": verdict["ledger"][-1] if verdict["ledger"] else None,
         "file_digest": file_digest,
@@ -87,19 +102,24 @@ def verify_promoted(folder: Path) -> dict[str, Any]:
     PROMOTE for this very engine.
     """
     manifest = verify_files(folder)
-    section = manifest.get("verdict")
+    check_gate(manifest, str(folder / FILE))
+    return manifest
+
+
+def check_gate(manifest: dict[str, Any], place: str) -> None:
+    """Raises IntegrityError unless the manifest holds a sealed PROMOTE for this very engine."""
+    section = manifest.get("gate")
     again = "restore it with `dvc checkout promoted`, or run `dvc repro`"
     if not isinstance(section, dict):
-        raise IntegrityError(f"{folder / FILE}: holds no verdict", again)
+        raise IntegrityError(f"{place}: holds no verdict", again)
     if section.get("seal") != digest_json({key: value for key, value in section.items() if key != "seal"}):
-        raise IntegrityError(f"{folder / FILE}: the verdict was changed after the promotion", again)
+        raise IntegrityError(f"{place}: the verdict was changed after the promotion", again)
     if section["verdict"] != PROMOTE or section["engine_digest"] != manifest["digest"]:
         raise IntegrityError(
-            f"{folder / FILE}: the verdict is {section['verdict']} for {section['engine_digest']}, "
+            f"{place}: the verdict is {section['verdict']} for {section['engine_digest']}, "
             f"the engine is {manifest['digest']}",
             again,
         )
-    return manifest
 
 
 def recover(target: Path = PROMOTED) -> None:

@@ -102,8 +102,11 @@ def _levels(verdict: dict[str, Any]) -> list[str]:
     return ["", *columns([("service level", "value", "limit", "outcome"), *rows])] if rows else []
 
 
-def engine_lines(manifest: dict[str, Any], folder: Path) -> list[str]:
-    """An engine: what it is, what it was made from, how close to the calibrated model, its files, its verdict."""
+def engine_lines(manifest: dict[str, Any], folder: Path | None) -> list[str]:
+    """An engine: what it is, what it was made from, how close to the calibrated model, its files, its verdict.
+
+    Without a folder, sizes are those of its registration.
+    """
     build, limits, platform = manifest.get("build", {}), manifest["limits"], manifest["platform"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(build.get("versions", {}).items()))
     facts = [
@@ -120,19 +123,27 @@ def engine_lines(manifest: dict[str, Any], folder: Path) -> list[str]:
             ("probe", f"mean KL {probe['mean_kl']:.2g}, max {probe['max_kl']:.2g}, same top token {probe['top1']:.1%}")
         )
     lines = [f"engine {manifest['name']}", *(f"  {name:<17} {value}" for name, value in facts)]
-    here = {name: folder / name for name in manifest["files"]}
+    sizes = _file_sizes(manifest, folder)
     rows = [
-        (name, size(path.stat().st_size) if path.exists() else "missing", manifest["files"][name][:19])
-        for name, path in here.items()
+        (name, size(sizes[name]) if name in sizes else "missing", digest[:19])
+        for name, digest in manifest["files"].items()
     ]
-    total = sum(path.stat().st_size for path in here.values() if path.exists())
+    total = sum(sizes.values())
     plural = "" if len(rows) == 1 else "s"
     lines += ["", f"  {len(rows)} file{plural}, {size(total)}", *columns(rows, "    ")]
-    if section := manifest.get("verdict"):
+    if section := manifest.get("gate"):
         lines += ["", f"  promoted: {section['verdict']}, attempt {section['attempt']}"]
         lines += [f"    {reason}" for reason in section["reasons"]]
         lines += [f"    policy {section['policy_digest']}", f"    verdict file {section['file_digest']}"]
     return lines
+
+
+def _file_sizes(manifest: dict[str, Any], folder: Path | None) -> dict[str, int]:
+    """Bytes of each file that is there."""
+    if folder is None:
+        return {name: row["size"] for name, row in manifest["registration"]["objects"].items()}
+    paths = {name: folder / name for name in manifest["files"]}
+    return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
 
 
 def _brief(value: Any) -> str:

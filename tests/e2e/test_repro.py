@@ -44,6 +44,7 @@ engine: {{backend: onnxruntime, max_batch: 16, max_tokens: 64}}
 baseline:
   vllm: {VLLM}
   env: {{VLLM_CPU_KVCACHE_SPACE: "1"}}
+serving: {{replicas: 1}}
 bench: {{kinds: []}}
 seed: 17
 """
@@ -73,15 +74,14 @@ class Project:
         return [json.loads(line) for line in (self.folder / path).read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    folder = tmp_path_factory.mktemp("project")
+def make_project(folder: Path, params: str) -> Project:
+    """A project as a user has it, with a checkpoint that was really trained."""
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("pipeline", "stages", "recipes"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("dvc.yaml", "policy.yaml", "prices.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
-    (folder / "params.yaml").write_text(PARAMS)
+    (folder / "params.yaml").write_text(params)
     write_checkpoint(folder / "checkpoint", steps=160)
     write_rows(folder / "calib.jsonl", rows(100, seed=1))
     write_rows(folder / "eval.jsonl", rows(400, seed=2, first_id=1000))
@@ -89,6 +89,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     for command in (["git", "init", "-q"], ["dvc", "init", "-q"], ["dvc", "config", "core.analytics", "false"]):
         assert made.run(*command).returncode == 0
     return made
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return make_project(tmp_path_factory.mktemp("project"), PARAMS)
 
 
 def test_the_whole_run(project: Project) -> None:

@@ -6,13 +6,13 @@ answers from the tensors of the engine that ``trtllm-build`` was given, so the g
 
 from __future__ import annotations
 
-import shutil
+import re
 
 import pytest
 
-from tests.e2e.test_repro import ROOT, VLLM, Project
+from tests.e2e.test_repro import ROOT, VLLM, Project, make_project
 from tests.standins.trtllm import install
-from tests.tiny import PROMPT, rows, write_checkpoint, write_rows
+from tests.tiny import PROMPT
 
 pytestmark = [
     pytest.mark.vllm,
@@ -38,36 +38,30 @@ engine:
 baseline:
   vllm: {vllm}
   env: {{VLLM_CPU_KVCACHE_SPACE: "1"}}
+serving: {{replicas: 1}}
+bench: {{kinds: []}}
 seed: 17
 """
 
 # 200 items certify no margin of one point; docs/gate.md has the numbers.
-POLICY = """
-metrics:
-  bleu: {importance: critical, margin: 10, margin_kind: relative}
-  chrf: {importance: critical, margin: 4}
-  exact_match: {importance: supporting, margin: 8}
-fidelity:
-  length_ratio: {least: 0.9, most: 1.1, importance: critical}
-"""
+MARGINS = {"bleu": 10, "chrf": 4, "exact_match": 8}
+
+
+def policy() -> str:
+    """The project's policy with these margins."""
+    text = (ROOT / "policy.yaml").read_text()
+    for metric, margin in MARGINS.items():
+        text, found = re.subn(rf"(?s)(\b{metric}:.*?margin: )[\d.]+", rf"\g<1>{margin}", text, count=1)
+        assert found
+    return text
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder = tmp_path_factory.mktemp("trtllm")
-    for name in ("pipeline", "stages", "recipes"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
-        shutil.copy(ROOT / name, folder / name)
-    (folder / "policy.yaml").write_text(POLICY)
     python = install(folder / "runtime")
-    (folder / "params.yaml").write_text(PARAMS.format(prompt=PROMPT, python=python, vllm=VLLM))
-    write_checkpoint(folder / "checkpoint", steps=160)
-    write_rows(folder / "calib.jsonl", rows(100, seed=1))
-    write_rows(folder / "eval.jsonl", rows(300, seed=2, first_id=1000))
-    made = Project(folder)
-    for command in (["git", "init", "-q"], ["dvc", "init", "-q"], ["dvc", "config", "core.analytics", "false"]):
-        assert made.run(*command).returncode == 0
+    made = make_project(folder, PARAMS.format(prompt=PROMPT, python=python, vllm=VLLM))
+    (folder / "policy.yaml").write_text(policy())
     return made
 
 

@@ -74,6 +74,18 @@ def test_llama_2_13b_by_hand(llama_13b: Path) -> None:
     assert weight_bytes(shapes, mixed, model) - weight_bytes(shapes, INT8, model) == 40 * (5120 * 13824 - 4 * 5120)
 
 
+def test_int4_and_an_fp8_cache(llama_13b: Path) -> None:
+    shapes, model = read_shapes(llama_13b), Architecture.of(read_config(llama_13b))
+    matrices = 40 * (4 * 5120**2 + 3 * 5120 * 13824)
+    int4 = Recipe(description="awq", weights="int4", activations="none", algorithm="awq")
+    rest = 2 * (13_015_864_320 - matrices)
+    assert weight_bytes(shapes, int4, model) == matrices // 2 + matrices // 128 * 2 + rest  # a 16-bit scale for 128
+    only = replace(int4, include=("*mlp*",))
+    assert weight_bytes(shapes, only, model) == 40 * 3 * 5120 * 13824 * (0.5 + 2 / 128) + rest + 2 * 40 * 4 * 5120**2
+    small = fit("x", replace(FP8, kv_cache="fp8"), shapes, model, Setting(CARD, Asked(2048, 4)))
+    assert small.kv_per_token == 409_600
+
+
 def test_13b_on_24_gb(llama_13b: Path) -> None:
     """16 bit needs 24.2 GiB for weights alone; in 8 bit about 7 GiB are left: some 9 000 tokens at 800 KiB."""
     shapes, model = read_shapes(llama_13b), Architecture.of(read_config(llama_13b))
@@ -167,6 +179,8 @@ def test_an_old_gpu_has_no_kernels(llama_13b: Path) -> None:
     shapes, model = read_shapes(llama_13b), Architecture.of(read_config(llama_13b))
     found = fit("fp8", FP8, shapes, model, Setting(GPUS["a100-80"], Asked(2048, 4)))
     assert found.why_not == "needs SM 89, this is 80"
+    old = fit("x", replace(INT8, min_sm=75, max_sm=90), shapes, model, Setting(GPUS["b200"], Asked(2048, 4)))
+    assert old.why_not == "needs SM 75 to 90, this is 100"
 
 
 @pytest.fixture

@@ -98,7 +98,10 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
     lowered.mkdir()
     try:
         structure = _lower(inputs, library, lowered)
-        built = build_plan(library, lowered / "model.onnx", target, read_json(inputs.plain / "cache.json"), settings)
+        if options.join_linears:
+            structure["joined"] = _join(lowered)
+        graph = lowered / ("joined.onnx" if options.join_linears else "model.onnx")
+        built = build_plan(library, graph, target, read_json(inputs.plain / "cache.json"), settings)
     finally:
         shutil.rmtree(lowered)
     built.description.write(target)
@@ -167,6 +170,20 @@ def _lower(inputs: BuildInputs, library: Library, folder: Path) -> dict[str, Any
     model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
     found = verify(model, folder, inputs.quantized / "checkpoint", inputs.recipe)
     return {"quantized_matmuls": found.quantized, "quantized_cache": found.cache}
+
+
+def _join(folder: Path) -> int:
+    """Joins parallel products of the graph in ``folder``; see ``fusion.py``. Returns how many there are then."""
+    import onnx
+
+    from pipeline.engines.lowering.weights import WeightFile
+    from pipeline.engines.tensorrt.fusion import fuse_parallel
+
+    model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
+    with WeightFile(folder / "joined.onnx") as weights:
+        joined = fuse_parallel(model, folder, weights.add)
+        weights.save(model, folder)
+    return joined
 
 
 def _dtype(inputs: BuildInputs) -> str:

@@ -123,6 +123,9 @@ def _config(library: Library, builder: Any, network: Any, settings: Settings) ->
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(settings.workspace_gib * _GIB))
     if hasattr(trt.ProfilingVerbosity, "DETAILED"):
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for `enginegate show`; costs no speed
+    sharing = getattr(getattr(trt, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
+    if sharing is not None:  # the decoder has a context for each shape of a step; newer libraries allow it anyway
+        config.set_preview_feature(sharing, True)
     if not library.strongly_typed:
         set_precisions(library, network, config, half=settings.half)
     if settings.tactics is not None:

@@ -70,6 +70,7 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
         "summary": _summary(profile, found, algo),
         "dtype": params.dtype if inputs.recipe is None else f"{inputs.recipe.weights} (rest {params.dtype})",
         "profile": profile,
+        "devices": params.tp,
         "quantization": quantization,
         "versions": found["versions"],
         "runtime": {

@@ -60,7 +60,7 @@ def serve_command(folder: Path, params: Params, manifest: dict[str, Any], *, nam
     refuse_elsewhere(folder, manifest, runtime.look())
     profile = manifest["build"]["profile"]
     argv = runtime.command("trtllm-serve", *serve_arguments(folder.absolute(), profile, params.engine, port))
-    return ServerCommand(name, argv, port, dialect="trtllm-serve")
+    return ServerCommand(name, argv, port, gpus=params.engine.tensorrt_llm.tp, dialect="trtllm-serve")
 
 
 def refuse_elsewhere(folder: Path, manifest: dict[str, Any], found: dict[str, Any]) -> None:

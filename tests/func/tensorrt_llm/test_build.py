@@ -177,6 +177,7 @@ def test_two_ranks(project: Make) -> None:
     manifest = made.build("int8_mixed")
     assert {"engine/rank0.engine", "engine/rank1.engine"} <= manifest["files"].keys()
     assert "--workers 2" in manifest["build"]["command"]
+    assert manifest["build"]["devices"] == 2
     with pytest.raises(BuildError, match="tp is 3, but TensorRT-LLM sees 2 GPUs"):
         made.changed(tp=3).build("int8_mixed")
 

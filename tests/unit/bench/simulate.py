@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.bench.drive import Driven, Sample
+from pipeline.bench.gpus import Gpu
 from pipeline.bench.load import Load, Prompts, make_loads
 from pipeline.bench.measure import client_state, measure
 from pipeline.bench.records import ArmBench, Run
-from pipeline.bench.telemetry import Gpu, Snapshot, cpu_cores, summary
+from pipeline.bench.telemetry import Snapshot, cpu_cores, summary
 from pipeline.gate.policy import Policy
 from pipeline.params import Bench, Rates, Spike, Sweep
 from pipeline.records import Item

@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.bench.gpus import Gpu, Nvml, find_nvml
 from pipeline.bench.telemetry import (
-    Gpu,
-    Nvml,
     Processes,
     Snapshot,
     Telemetry,
     added,
     cpu_cores,
-    find_nvml,
     parse_metrics,
     summary,
 )

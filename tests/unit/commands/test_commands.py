@@ -77,7 +77,7 @@ def test_show_a_promoted_recipe_once(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.usefixtures("inside")
 def test_show_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "engines/promoted/int8_mixed", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"]["verdict"] == "PROMOTE"
+    assert json.loads(capsys.readouterr().out)["gate"]["verdict"] == "PROMOTE"
     assert main(["show", "artifacts/verdicts/int8_sq.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "REJECT"
     assert main(["show", "int8_mixed", "--json"]) == 0
@@ -98,7 +98,9 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "* int8_mixed: INT8 SmoothQuant with down_proj left in high precision" in out
     assert "left out: *lm_head, *mlp.down_proj" in out
-    assert "GPUs from SM 89" in out
+    assert "fp8 weights, fp8 activations, fp8 KV cache; max" in out
+    assert "int4 weights, 16-bit activations, 16-bit KV cache; awq, the first 256 calibration samples" in out
+    assert "runs on: tensorrt, tensorrt_llm, vllm; GPUs from SM 89" in out
     assert main(["recipes", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["int8_mixed"]["used"]

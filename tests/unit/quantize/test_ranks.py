@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import QuantizationError
+from pipeline.params import Calib
 from pipeline.quantize.ranks import Ranks, launch
 from tests.unit.quantize import children
 
@@ -65,9 +66,22 @@ def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert Ranks.from_environment(5.0) == Ranks(wait_s=5.0)
-    monkeypatch.setenv("RANK", "1")
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert Ranks.from_environment(5.0) == Ranks(rank=5, size=8, local=1, here=4, wait_s=5.0)
+    monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(QuantizationError, match="only half of RANK and WORLD_SIZE"):
         Ranks.from_environment(5.0)
+
+
+def test_how_many_processes() -> None:
+    assert [Calib().process_count(gpus) for gpus in (0, 1, 8)] == [1, 1, 8]
+    assert Calib(processes=2).process_count(8) == 2
+    assert Calib(device_map="auto").process_count(8) == 1
+    with pytest.raises(ValueError, match="processes: must be 1 or auto with calib.device_map"):
+        Calib(processes=2, device_map="auto")
+    with pytest.raises(ValueError, match="batch_tokens: must be at least calib.max_tokens, or null"):
+        Calib(batch_tokens=100)
 
 
 def test_torchrun_that_fails_is_an_error_of_ours(capfd: pytest.CaptureFixture[str]) -> None:

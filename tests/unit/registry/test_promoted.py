@@ -7,9 +7,9 @@ import pytest
 
 from pipeline.engines.manifest import FILE
 from pipeline.errors import InputError, IntegrityError
-from pipeline.files import digest_file, read_json, write_json
+from pipeline.files import digest_file, digest_json, read_json, write_json
 from pipeline.registry.promoted import promote_engine, promoted_recipes, recover, verify_promoted
-from tests.func.registry.conftest import verdict_of, write_engine
+from tests.func.registry.conftest import POLICY, verdict_of, write_engine
 
 RECIPE = "int8_mixed"
 
@@ -41,15 +41,15 @@ def project(tmp_path: Path) -> Project:
 def test_the_engine_is_copied_with_its_verdict(project: Project) -> None:
     assert project.promote() == "promoted"
     manifest = verify_promoted(project.target / RECIPE)
-    section = manifest["verdict"]
+    section = manifest["gate"]
     assert manifest["digest"] == read_json(project.engine / FILE)["digest"]
     assert section["file_digest"] == digest_file(project.verdict)
-    assert section["policy_digest"] == "sha256:policy"
+    assert section["policy_digest"] == POLICY.digest()
     assert section["metrics"][0]["lower"] == -0.5
     assert section["metrics"][0]["n"] == 640
     assert section["attempt"] == 1
     assert section["ledger_entry"]["items"] == 640
-    assert "verdict" not in read_json(project.engine / FILE)  # the engine itself is a dependency and stays as it is
+    assert "gate" not in read_json(project.engine / FILE)  # the engine itself is a dependency and stays as it is
     assert promoted_recipes(project.target) == [RECIPE]
 
 
@@ -105,8 +105,8 @@ def test_bytes_that_were_not_judged(project: Project, name: str) -> None:
 
 
 def test_another_engine_than_was_judged(project: Project) -> None:
-    write_json(project.verdict, verdict_of(RECIPE, "sha256:other"))
-    with pytest.raises(IntegrityError, match="judged sha256:other"):
+    write_json(project.verdict, verdict_of(RECIPE, digest_json("other")))
+    with pytest.raises(IntegrityError, match=f"judged {digest_json('other')}"):
         project.promote()
     assert list(project.target.iterdir()) == []
 

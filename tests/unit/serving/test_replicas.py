@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import load_typed
-from pipeline.errors import ConfigError, ServerError
-from pipeline.launcher import launched
+from pipeline.errors import ServerError
 from pipeline.params import Params
 from pipeline.serving.client import in_turn
 from pipeline.serving.process import ServerCommand
@@ -77,22 +75,6 @@ def test_behind_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         ("srun", "--gpus-per-task=2", "--comment=two words", "env", "A=b c", "serve", "1"),
     ]
     assert devices(found) == [None, None]
-
-
-def test_a_launcher_that_wants_the_numbers() -> None:
-    params = Params(launcher="docker run --gpus '\"device={gpus}\"' image")
-    assert [command.argv[3] for command in placed(commands(2, 2), params, gpu=True)] == ['"device=0,1"', '"device=2,3"']
-    assert launched(["calibrate"], params) == ("docker", "run", "--gpus", '"device=all"', "image", "calibrate")
-
-
-def test_no_launcher_changes_nothing() -> None:
-    assert launched(["a", "b"], Params(), {"X": "1"}) == ("a", "b")
-
-
-def test_a_launcher_with_an_open_quote(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").write_text("launcher: srun 'x\n")
-    with pytest.raises(ConfigError, match="launcher"):
-        load_typed(tmp_path / "params.yaml", Params)
 
 
 def test_requests_go_to_the_servers_in_turn() -> None:

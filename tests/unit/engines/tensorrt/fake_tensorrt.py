@@ -42,7 +42,7 @@ _NUMPY = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32", "INT64": "int
 class InspectedEngine(FakeEngine):
     """With an inspector and a profiler. Its two layers are made up."""
 
-    LAYERS: ClassVar[list[Any]] = [
+    LAYERS: ClassVar[list[dict[str, Any]]] = [
         {
             "Name": "up_proj + gate_proj",
             "LayerType": "gemm",

@@ -113,3 +113,49 @@ def test_products_over_different_inputs_stay_apart() -> None:
     model.graph.node.insert(0, helper.make_node("Neg", ["x"], ["inner2"], name="neg"))
     assert fuse_parallel(model, Path()) == 0
     assert [node.name for node in model.graph.node if node.op_type == "MatMul"] == ["mlp.gate", "mlp.up", "mlp.down"]
+
+
+def test_a_joined_decoder_gives_the_same_logits_and_compiles(tmp_path: Path) -> None:
+    """The whole graph: plain in ONNX Runtime, in INT8 by TensorRT for RTX, which needs no GPU to compile."""
+    import onnx
+
+    from pipeline.engines.lowering.qdq import insert_qdq
+    from pipeline.engines.lowering.quantized import QuantizedCheckpoint
+    from pipeline.engines.lowering.weights import WeightFile
+    from pipeline.engines.tensorrt.graph import DecoderShape, export_decoder
+    from tests.families import make_model
+    from tests.unit.engines.lowering.exports import write_export
+    from tests.unit.engines.tensorrt.test_graph import CAPACITY, Runner
+
+    model = make_model("qwen2")  # with biases, which stay behind the parts
+    folders = {name: tmp_path / name for name in ("plain", "joined", "int8")}
+    for folder in folders.values():
+        folder.mkdir()
+    fields = export_decoder(model, folders["plain"], capacity=CAPACITY)
+    write_export(tmp_path / "export", model, "int8")
+    for name, layers in (("joined", 0), ("int8", 14)):
+        graph = onnx.load(str(folders["plain"] / "model.onnx"), load_external_data=False)
+        with WeightFile(tmp_path / f"{name}.onnx") as file, QuantizedCheckpoint(tmp_path / "export") as checkpoint:
+            if layers:
+                assert insert_qdq(graph, checkpoint, file.add, np.float32).layers == layers
+            file.save(graph, folders["plain"])
+        graph = onnx.load(str(tmp_path / f"{name}.onnx"), load_external_data=False)
+        with WeightFile(folders[name] / "model.onnx") as file:
+            assert fuse_parallel(graph, tmp_path, file.add) == 4
+            file.save(graph, tmp_path)
+        onnx.checker.check_model(str(folders[name] / "model.onnx"))
+    logits = [
+        Runner(folders[name], DecoderShape(**fields), rows=2).read([[5, 6, 7], [8]]) for name in ("plain", "joined")
+    ]
+    np.testing.assert_allclose(logits[1], logits[0], rtol=1e-4, atol=1e-4)
+
+    pytest.importorskip(
+        "tensorrt_rtx_bindings", reason="needs TensorRT for RTX: pip install 'enginegate[tensorrt-rtx]'"
+    )
+    from pipeline.engines.tensorrt.builder import Settings, build_plan
+    from pipeline.engines.tensorrt.library import load_library
+
+    settings = Settings(max_batch=2, max_tokens=CAPACITY, sm=("89",), progress=False)
+    graph_file = folders["int8"] / "model.onnx"
+    built = build_plan(load_library("tensorrt_rtx"), graph_file, tmp_path, fields, settings)
+    assert built.description.layers["quantize int8"] == 8

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.quantize.batches import Samples
 from pipeline.quantize.calibrate import quantize_model
 from pipeline.quantize.recipes import Recipe
 
@@ -61,7 +62,7 @@ def quantized(folder: Path, recipe: Recipe, kind: str = "Llama", shard: str = "5
                 value.copy_(0.3 * torch.randn_like(value))
     model.save_pretrained(folder / "checkpoint")
     model = type(model).from_pretrained(folder / "checkpoint", dtype=torch.float32).eval()  # the export wants a dtype
-    quantize_model(model, recipe, samples(), 256)
+    quantize_model(model, recipe, Samples(samples()), 256)
     with torch.inference_mode():
         logits = torch.cat([model(torch.tensor([ids])).logits[0] for ids in samples()[:2]])
     export_hf_checkpoint(model, export_dir=str(folder / "export"), max_shard_size=shard)
