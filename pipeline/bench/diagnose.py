@@ -63,21 +63,21 @@ class Diagnosis:
     causes: tuple[Cause, ...]
     slowest: tuple[dict[str, Any], ...]  # with their point
     failures: tuple[dict[str, Any], ...]
-    layers: tuple[dict[str, Any], ...]  # name and milliseconds of a step, longest first
+    layers: tuple[dict[str, Any], ...]  # name, precision and milliseconds of a step, longest first
 
     def plain(self) -> dict[str, Any]:
         """As JSON data."""
         return asdict(self)
 
 
-def diagnose(bench: Mapping[str, Any], profile: Mapping[str, Any] | None = None) -> Diagnosis:
-    """The diagnosis of one arm. ``profile`` is the engine's profile.json, where its backend leaves one."""
+def diagnose(bench: Mapping[str, Any], layers: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
+    """The diagnosis of one arm. ``layers`` are the engine's per-layer times (``name``, ``precision`` and ``ms`` of a
+    step), where they were measured."""
     runs: Sequence[Run] = bench["runs"]
     grouped = [rows for kind in KINDS for rows in points(runs, kind).values()]
     causes = [cause for rows in grouped for cause in _causes(rows, bench)]
     slowest = [row | {"point": run["point"], "repeat": run["repeat"]} for run in runs for row in run["slowest"]]
     slowest.sort(key=lambda row: row["end_s"] - row["due_s"], reverse=True)
-    layers = sorted((profile or {}).get("layers", ()), key=lambda row: row["ms"], reverse=True)
     return Diagnosis(
         arm=str(bench["arm"]),
         backend=str(bench["backend"]),
@@ -89,7 +89,7 @@ def diagnose(bench: Mapping[str, Any], profile: Mapping[str, Any] | None = None)
             for run in runs
             for kind, count in run["failures"].items()
         ),
-        layers=tuple(layers),
+        layers=tuple(sorted(map(dict, layers), key=lambda row: float(row["ms"]), reverse=True)),
     )
 
 

@@ -12,6 +12,7 @@ Reads artifacts/bench (the stage `bench`, or `enginegate bench --output`); write
 examples:
   enginegate diagnose                      # every benched arm, into diagnosis/
   enginegate diagnose int8_mixed --json | jq .causes
+  enginegate diagnose int8_mixed --layers  # and the time of every layer of a TensorRT engine, on its GPU
 """
 
 
@@ -27,6 +28,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("arms", nargs="*", metavar="ARM", help="default: all that were benched")
     parser.add_argument("--bench", type=Path, default=Path("artifacts/bench"), metavar="FOLDER")
     parser.add_argument("--output", type=Path, default=Path("diagnosis"), metavar="FOLDER", help="default: diagnosis")
+    parser.add_argument("--layers", action="store_true", help="measure each layer (TensorRT engines, on their GPU)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON instead; writes no page")
     parser.set_defaults(run=run)
 
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         )
     found = []
     for name in args.arms or there:
-        diagnosis = diagnose(read_json(args.bench / name / FILE), _profile(name))
+        diagnosis = diagnose(read_json(args.bench / name / FILE), _layers(name) if args.layers else ())
         found.append(diagnosis)
         if not args.json:
             print("\n".join(lines(diagnosis)))
@@ -61,13 +63,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(name: str) -> dict[str, Any] | None:
-    """The per-layer times that the engine's backend left."""
-    from pipeline.files import read_json
+def _layers(name: str) -> list[dict[str, Any]]:
+    """The time of each layer of a TensorRT engine; the baseline has none. Raises UsageError for other engines."""
+    from pipeline.engines.manifest import read_manifest
+    from pipeline.errors import UsageError
     from pipeline.serving.arms import ENGINES
 
-    path = ENGINES / name / "profile.json"
-    return dict(read_json(path)) if path.is_file() else None
+    if name == "baseline":
+        return []
+    if read_manifest(ENGINES / name)["backend"] != "tensorrt":
+        raise UsageError(f"{name}: no engine of TensorRT", "--layers is for those: name them")
+    from pipeline.engines.tensorrt.inspect import layer_rows
+
+    rows = layer_rows(ENGINES / name)
+    return [{"name": row.name, "precision": row.precision, "ms": row.milliseconds} for row in rows]
 
 
 def _traces(name: str) -> list[str]:

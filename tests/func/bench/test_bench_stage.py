@@ -15,6 +15,7 @@ from pipeline import cli
 from pipeline.bench.fleet import load_prices
 from pipeline.bench.records import read_bench
 from pipeline.engines.manifest import read_manifest, write_manifest
+from pipeline.engines.tensorrt import inspect
 from pipeline.errors import ServerError
 from pipeline.files import read_json, read_jsonl
 from pipeline.gate.levels import judge_levels
@@ -199,6 +200,17 @@ def test_diagnose_writes_a_page_an_arm(capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main(["diagnose", "fast", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["arm"] == "fast"
     assert cli.main(["diagnose", "other"]) == 64
+    assert cli.main(["diagnose", "fast", "--layers"]) == 64
+    assert "fast: no engine of TensorRT" in capsys.readouterr().err
+    about = read_json(Path("engines/fast/manifest.json")) | {"backend": "tensorrt"}
+    write_manifest(Path("engines/fast"), {key: about[key] for key in about if key not in ("files", "digest")})
+    rows = [inspect.LayerRow("mlp", "MatrixMultiply", "Int8", "sm90_gemm", 0.25)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "layer_rows", lambda _folder: rows)
+        assert cli.main(["diagnose", "fast", "--layers"]) == 0
+    page = Path("diagnosis/fast.html").read_text()
+    assert "mlp" in page
+    assert "0.2500" in page
 
 
 @pytest.mark.usefixtures("project")

@@ -135,8 +135,9 @@ def test_a_server_that_tells_nothing() -> None:
 def test_the_page_has_layers_timelines_and_escapes() -> None:
     evil = "<script>alert(1)</script>"
     bench = changed(lambda run: run["slowest"][0].update(item=evil))
-    profile = {"layers": [{"name": "a", "ms": 0.1}, {"name": evil, "ms": 2.5}]}
-    found = diagnose(bench, profile)
+    found = diagnose(
+        bench, [{"name": "a", "precision": "Half", "ms": 0.1}, {"name": evil, "precision": evil, "ms": 2.5}]
+    )
     assert [row["ms"] for row in found.layers] == [2.5, 0.1]
     assert len(found.slowest) == 10
     page = diagnosis_page(found, [f"traces go to {evil}"])
