@@ -26,7 +26,7 @@ from tests.func.workspace import make_workspace
 pytest.importorskip("tensorrt_rtx_bindings", reason="needs TensorRT for RTX: pip install 'enginegate[tensorrt-rtx]'")
 
 PARAMS = """\
-recipes: [int8_sq, int8_mixed, fp8]
+recipes: [int8_sq, fp8_kv]
 calib: {batch_tokens: 64, max_tokens: 64}
 eval: {max_new_tokens: 16}
 engine:
@@ -39,7 +39,7 @@ engine:
 
 @pytest.fixture(scope="module")
 def workspace(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Everything up to the engines ``runtime``, ``int8_sq`` and ``fp8`` for SM 89."""
+    """Everything up to the engines ``runtime``, ``int8_sq`` and ``fp8_kv`` for SM 89."""
     root = tmp_path_factory.mktemp("ahead")
     make_workspace(root, tiny_checkpoint, PARAMS)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -47,17 +47,17 @@ def workspace(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         write_json(root / "artifacts/platform.json", describe_platform(load_params().baseline))
         export.main()
-        for name in ("int8_sq", "fp8"):
+        for name in ("int8_sq", "fp8_kv"):
             monkeypatch.setattr(sys, "argv", ["quantize", name])
             quantize.main()
-        for name in ("runtime", "int8_sq", "fp8"):
+        for name in ("runtime", "int8_sq", "fp8_kv"):
             monkeypatch.setattr(sys, "argv", ["build", name])
             build.main()
         yield root
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "quantized"), [("runtime", "float16", 0), ("int8_sq", "int8", 14), ("fp8", "fp8", 14)]
+    ("name", "dtype", "quantized"), [("runtime", "float16", 0), ("int8_sq", "int8", 14), ("fp8_kv", "fp8", 14)]
 )
 def test_an_engine(workspace: Path, name: str, dtype: str, quantized: int) -> None:
     folder = workspace / "engines" / name
@@ -82,8 +82,8 @@ def test_eight_bit_layers_stay_in_eight_bit(workspace: Path) -> None:
     int8 = read_description(workspace / "engines/int8_sq").layers
     assert int8["quantize int8"] == 2 * 4  # inputs of qkv, o, gate and up, down
     assert int8["dequantize float16"] == 2 * 4 + 14
-    fp8 = read_description(workspace / "engines/fp8").layers
-    assert fp8["quantize float8_e4m3fn"] == 2 * 4
+    fp8 = read_description(workspace / "engines/fp8_kv").layers
+    assert fp8["quantize float8_e4m3fn"] == 2 * 4 + 2 * 2  # and new keys and values of both layers
     assert read_description(workspace / "engines/runtime").layers.get("quantize int8") is None
 
 
