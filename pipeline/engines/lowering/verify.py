@@ -48,7 +48,7 @@ def verify(model: Any, folder: Path, export: Path, recipe: Recipe | None) -> Str
     linears = {node.name: node for node in graph.linears()}
     if lost := sorted(exported - set(linears)):
         raise _wrong(lost[0], "the export holds it in 8 bit, and the graph has no such layer")
-    left_alone = _left_alone(export)
+    left_alone = _left_alone(export) if recipe is not None else []
     used: set[str] = set()
     for name, node in linears.items():
         sides = [graph.maker(node.input[place], "DequantizeLinear") is not None for place in (0, 1)]
