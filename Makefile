@@ -35,10 +35,11 @@ setup-lm-eval: .venv-lm-eval/setup.stamp
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
+# The locks are complete (pip freeze), so nothing is left to resolve.
 .venv/%.stamp: requirements/%.lock pyproject.toml | .venv/bin/python
 	@echo "installing requirements/$*.lock into .venv (1 to 3 minutes)"
 	$(BIN)/python $(PIP) "$(TORCH)"
-	$(BIN)/python $(PIP) --requirement requirements/$*.lock
+	$(BIN)/python $(PIP) --no-deps --requirement requirements/$*.lock
 	$(BIN)/python $(PIP) --no-deps --editable .
 	@touch $@
 

@@ -122,6 +122,8 @@ def engine_lines(manifest: dict[str, Any], folder: Path | None) -> list[str]:
         facts.append(
             ("probe", f"mean KL {probe['mean_kl']:.2g}, max {probe['max_kl']:.2g}, same top token {probe['top1']:.1%}")
         )
+    if unchecked := build.get("unchecked"):
+        facts.append(("probe", f"none: {unchecked}, so not compared with its model"))
     lines = [f"engine {manifest['name']}", *(f"  {name:<17} {value}" for name, value in facts)]
     sizes = _file_sizes(manifest, folder)
     rows = [

@@ -24,7 +24,7 @@ from tests.unit.engines.tensorrt.fake_tensorrt import make_tensorrt
 from tests.unit.engines.test_server import post, with_server
 
 PARAMS = """\
-recipes: [int8_sq]
+recipes: [int8_sq, fp8_kv]
 calib: {batch_tokens: 64, max_tokens: 64}
 eval: {max_new_tokens: 16}
 engine:
@@ -47,15 +47,16 @@ def run(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         monkeypatch.setitem(sys.modules, "tensorrt", trt)
         monkeypatch.setattr(device, "Device", lambda: trt.device)
         export.main()
-        monkeypatch.setattr(sys, "argv", ["quantize", "int8_sq"])
-        quantize.main()
-        for name in ("runtime", "int8_sq"):
+        for name in ("int8_sq", "fp8_kv"):
+            monkeypatch.setattr(sys, "argv", ["quantize", name])
+            quantize.main()
+        for name in ("runtime", "int8_sq", "fp8_kv"):
             monkeypatch.setattr(sys, "argv", ["build", name])
             build.main()
         yield root
 
 
-@pytest.mark.parametrize(("name", "kl"), [("runtime", 1e-4), ("int8_sq", 0.01)])
+@pytest.mark.parametrize(("name", "kl"), [("runtime", 1e-4), ("int8_sq", 0.01), ("fp8_kv", 0.01)])
 def test_an_engine_was_compared_with_its_model(run: Path, name: str, kl: float) -> None:
     manifest = verify_files(run / "engines" / name)
     assert manifest["platform"] == HERE
@@ -66,12 +67,19 @@ def test_an_engine_was_compared_with_its_model(run: Path, name: str, kl: float) 
 
 
 def test_the_timing_cache_goes_from_build_to_build(run: Path) -> None:
-    first, second = (
-        read_json(run / f"engines/{name}/manifest.json")["build"]["timing_cache"] for name in ("runtime", "int8_sq")
-    )
-    assert first["before"] is None
-    assert second["before"] == first["after"]
-    assert second["after"] == digest_file(run / ".cache/tensorrt/timing.cache")
+    found = [
+        read_json(run / f"engines/{name}/manifest.json")["build"]["timing_cache"]
+        for name in ("runtime", "int8_sq", "fp8_kv")
+    ]
+    assert [one["before"] for one in found] == [None, found[0]["after"], found[1]["after"]]
+    assert found[2]["after"] == digest_file(run / ".cache/tensorrt/timing.cache")
+
+
+def test_the_cache_of_an_fp8_engine_is_in_fp8(run: Path) -> None:
+    kinds = {one.name: one.dtype for one in read_description(run / "engines/fp8_kv").bindings}
+    assert {kinds[name] for name in kinds if name.startswith(("past_", "new_")) and "lengths" not in name} == {
+        "float8_e4m3fn"
+    }
 
 
 def test_it_is_served_and_bad_requests_leave_it_unharmed(run: Path, tiny_model: Any) -> None:

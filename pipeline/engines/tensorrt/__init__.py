@@ -51,7 +51,7 @@ def preflight(recipe: Recipe | None, engine: Engine, platform: dict[str, Any]) -
     refuse_target(library, targets, here)
     if recipe is None:
         return
-    fp8 = recipe.weights == "fp8" or getattr(recipe, "kv_cache", "none") == "fp8"
+    fp8 = "fp8" in (recipe.weights, recipe.kv_cache)
     if fp8 and not library.fp8:
         raise BuildError(f"{library.label} has no FP8", "take an int8 recipe, or install TensorRT 10 or newer")
     needed = max(FP8_SM if fp8 else INT8_SM, recipe.min_sm or 0)
@@ -59,6 +59,11 @@ def preflight(recipe: Recipe | None, engine: Engine, platform: dict[str, Any]) -
         raise BuildError(
             f"{'FP8' if fp8 else 'INT8'} ({recipe.description}) needs SM {needed} or newer, not SM {', '.join(old)}",
             "take an int8 recipe" if fp8 and int(old[0]) >= INT8_SM else "take the engine without quantisation there",
+        )
+    if recipe.max_sm is not None and (new := [sm for sm in targets if int(sm) > recipe.max_sm]):
+        raise BuildError(
+            f"the recipe ({recipe.description}) ends with SM {recipe.max_sm}; this is SM {', '.join(new)}",
+            "take another recipe there",
         )
 
 

@@ -71,7 +71,12 @@ class Device:
         """Makes the kernels of ``kernels.cu`` ready to launch; see there for both settings."""
         from cuda.bindings import nvrtc
 
-        program = _check(nvrtc.nvrtcCreateProgram(KERNELS.read_bytes(), b"kernels.cu", 0, [], []))
+        try:
+            program = _check(nvrtc.nvrtcCreateProgram(KERNELS.read_bytes(), b"kernels.cu", 0, [], []))
+        except RuntimeError as error:  # cuda-python without the library behind it
+            raise BuildError(
+                f"NVRTC is not here: {error}", "pip install nvidia-cuda-nvrtc, or a CUDA toolkit"
+            ) from error
         options = [f"--gpu-architecture=sm_{self.sm}", f"-DUNIT={unit}", f"-DLOGIT_BITS={logit_bits}"]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

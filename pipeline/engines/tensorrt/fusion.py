@@ -134,8 +134,16 @@ class _Graph:
     def side_by_side(self, names: list[str], joint: str, at: Any) -> str:
         """One weight from several; returns its name."""
         weights = [self._weight(name) for name in names]
-        columns = zip(*(weight.parts for weight in weights), strict=True)
-        values = [np.concatenate([np.atleast_1d(self._array(name)) for name in part], axis=-1) for part in columns]
+        widths = [self.columns(name) for name in names]
+        values = []
+        for part in zip(*(weight.parts for weight in weights), strict=True):
+            arrays = [self._array(name) for name in part]
+            # FP8 has one scale a weight: side by side each of its columns needs it.
+            arrays = [
+                np.broadcast_to(one, (width,)) if one.ndim == 0 else one
+                for one, width in zip(arrays, widths, strict=True)
+            ]
+            values.append(np.concatenate(arrays, axis=-1))
         return self._new_weight(joint, values, weights[0].quantized, at)
 
     def cut_rows(self, name: str, parts: int, at: Any) -> str:

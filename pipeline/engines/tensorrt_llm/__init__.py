@@ -54,7 +54,7 @@ def compile_engine(inputs: BuildInputs, target: Path) -> dict[str, Any]:
     quantization = {} if inputs.quantized is None else read_json(weights / "hf_quant_config.json")["quantization"]
     label = _label(target)
     if profile == "engine":
-        log = LOGS / f"{label}.build.log"
+        log = inputs.log or LOGS / f"build-{label}.log"
         plan = Plan(
             weights, inputs.checkpoint, target / "tokenizer", quantization, inputs.engine, found, log=log, label=label
         )

@@ -62,7 +62,7 @@ def quantization_of(recipe: Recipe | None) -> tuple[str | None, str | None]:
     if recipe is None:
         return None, None
     algo = {"int8": "W8A8_SQ_PER_CHANNEL", "fp8": "FP8", "int4": "W4A16_AWQ"}[recipe.weights]
-    cache = {"none": None, "fp8": "FP8", "int8": "INT8"}[getattr(recipe, "kv_cache", "none")]
+    cache = {"none": None, "fp8": "FP8"}[recipe.kv_cache]
     return algo, cache
 
 

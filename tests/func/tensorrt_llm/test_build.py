@@ -55,7 +55,7 @@ def test_an_fp8_engine(project: Make, capsys: pytest.CaptureFixture[str]) -> Non
     assert manifest["platform"]["tensorrt"] == "10.14.1.48"
     assert built["timing_cache"] == {"input": None, "output": digest_file(Path("engines/fp8/timing.cache"))}
     assert built["scraped"] == {"build_s": 34, "peak_memory_mb": 10421.96, "children_peak_memory_mb": 6296.07}
-    assert built["log"]["digest"] == digest_file(Path("logs/fp8.build.log"))
+    assert built["log"]["digest"] == digest_file(Path("logs/build-fp8.log"))
     asked, got = built["flags"]["requested"], built["flags"]["effective"]
     assert (asked["max_batch_size"], asked["max_seq_len"], asked["max_num_tokens"]) == (4, 64, 256)
     assert (asked["gemm_plugin"], got["gemm_plugin"]) == ("disable", None)
@@ -91,7 +91,7 @@ def test_flags_that_were_rewritten_are_shown_and_kept(
     ("fault", "message", "next_step"),
     [
         # 102, 2451: the process is "Killed" when the host's memory runs out.
-        ("build-killed", "exit code 137: killed .SIGKILL.. .* out of host memory", "see logs/fp8.build.log"),
+        ("build-killed", "exit code 137: killed .SIGKILL.. .* out of host memory", "see logs/build-fp8.log"),
         # 1543, 346: defaults for batch and tokens too large. 40 GiB: 42949672960 bytes.
         ("build-gpu-memory", "Requested amount of GPU memory", r"the GPU's memory ran out \(40.0 GiB at once\)"),
         # Exit code 0 is no proof.
@@ -113,7 +113,7 @@ def test_failed_builds(
         made.build("fp8")
     assert failed.match(next_step)
     assert not Path("engines/fp8").exists()
-    assert Path("logs/fp8.build.log").exists(), "the log outlives the folder"
+    assert Path("logs/build-fp8.log").exists(), "the log outlives the folder"
     assert not list(Path("engines").glob(".*"))
 
 

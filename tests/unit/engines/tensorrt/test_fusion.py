@@ -159,3 +159,36 @@ def test_a_joined_decoder_gives_the_same_logits_and_compiles(tmp_path: Path) -> 
     graph_file = folders["int8"] / "model.onnx"
     built = build_plan(load_library("tensorrt_rtx"), graph_file, tmp_path, fields, settings)
     assert built.description.layers["quantize int8"] == 8
+
+
+def test_joined_fp8_weights_keep_their_scales_and_compile(tmp_path: Path) -> None:
+    """FP8 has one scale a weight: side by side it becomes one for each of the columns."""
+    import onnx
+
+    from pipeline.engines.lowering.export import export_plain
+    from pipeline.engines.lowering.qdq import insert_qdq
+    from pipeline.engines.lowering.quantized import QuantizedCheckpoint
+    from pipeline.engines.lowering.weights import save_graph
+    from pipeline.engines.tensorrt.builder import Settings, build_plan
+    from pipeline.engines.tensorrt.library import load_library
+    from tests.families import make_model, onnx_logits
+    from tests.unit.engines.lowering.exports import write_export
+
+    pytest.importorskip("tensorrt_rtx_bindings")
+    model, tokens = make_model("llama"), list(range(5, 15))
+    folders = {name: tmp_path / name for name in ("plain", "apart", "joined")}
+    for folder in folders.values():
+        folder.mkdir()
+    export_plain(model, folders["plain"])
+    write_export(tmp_path / "export", model, "fp8")
+    graph = onnx.load(str(folders["plain"] / "model.onnx"), load_external_data=False)
+    with QuantizedCheckpoint(tmp_path / "export") as checkpoint:
+        insert_qdq(graph, checkpoint)
+    save_graph(graph, folders["apart"] / "model.onnx", folders["plain"])
+    graph = onnx.load(str(folders["apart"] / "model.onnx"), load_external_data=False)
+    assert fuse_parallel(graph, folders["apart"]) == 2 * 2
+    save_graph(graph, folders["joined"] / "model.onnx", folders["apart"])
+    np.testing.assert_array_equal(onnx_logits(folders["joined"], tokens, 3), onnx_logits(folders["apart"], tokens, 3))
+    settings = Settings(max_batch=1, max_tokens=32, sm=("89",), progress=False)
+    build_plan(load_library("tensorrt_rtx"), folders["joined"] / "model.onnx", tmp_path, {}, settings)
+    assert (tmp_path / "model.plan").stat().st_size > 100_000

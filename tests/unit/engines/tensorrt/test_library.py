@@ -78,6 +78,7 @@ def engine(**options: Any) -> Engine:
     [
         ("10.9.0", (), {}, None, "int8_sq", "no GPU to compile for", "engine.tensorrt.sm"),
         ("10.9.0", (), {}, "70", "int8_sq", "needs SM 75 or newer, not SM 70", "without quantisation"),
+        ("10.9.0", (), {}, "86", "fp8_kv", "needs SM 89", "take an int8 recipe"),
         ("10.9.0", (), {}, "86", "fp8", "FP8 .* needs SM 89 or newer, not SM 86", "take an int8 recipe"),
         ("8.6.1", (), {}, "89", "fp8", "tensorrt 8.6.1 has no FP8", "int8"),
         ("8.6.1", (), {}, "100", "int8_sq", "knows no GPU newer than SM 90", "newer TensorRT"),
@@ -110,6 +111,10 @@ def test_a_recipe_for_another_backend_is_refused(install: Callable[..., Any]) ->
     recipe = replace(load_recipe("int8_sq"), backends=("onnxruntime",))
     with pytest.raises(BuildError, match="does not run on tensorrt"):
         preflight(recipe, engine(), {"device": {"sm": "90"}})
+    recipe = replace(load_recipe("int8_sq"), max_sm=90)
+    preflight(recipe, engine(), {"device": {"sm": "90"}})
+    with pytest.raises(BuildError, match="ends with SM 90; this is SM 100"):
+        preflight(recipe, engine(), {"device": {"sm": "100"}})
 
 
 @pytest.mark.parametrize(

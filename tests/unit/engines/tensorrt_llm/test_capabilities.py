@@ -106,11 +106,13 @@ def test_recipes_and_their_formats() -> None:
     assert quantization_of(None) == (None, None)
     assert quantization_of(recipe("int8_sq")) == quantization_of(recipe("int8_mixed")) == (INT8, None)
     assert quantization_of(recipe("fp8")) == (FP8, None)
+    assert quantization_of(recipe("fp8_kv")) == (FP8, FP8)
+    assert quantization_of(recipe("w4a16_awq")) == (INT4, None)
 
 
 def test_preflight_on_an_h100_takes_the_recipes() -> None:
     engine = Engine(backend="tensorrt_llm")
-    for name in (None, "int8_sq", "int8_mixed", "fp8"):
+    for name in (None, "int8_sq", "int8_mixed", "fp8", "fp8_kv", "w4a16_awq"):
         preflight(None if name is None else recipe(name), engine, section())
 
 

@@ -57,20 +57,6 @@ def _load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def _calibrate(model: Any, name: str) -> None:
-    """With a recipe of ours; ``fp8_kv`` and ``awq`` are ModelOpt's own configurations."""
-    import modelopt.torch.quantization as mtq
-    import torch
-
-    if name not in ("fp8_kv", "awq"):
-        quantize_model(model, load_recipe(name), SAMPLES, 64)
-        return
-    config = copy.deepcopy(mtq.INT4_AWQ_CFG if name == "awq" else mtq.FP8_DEFAULT_CFG)
-    if name == "fp8_kv":
-        config["quant_cfg"] = config["quant_cfg"] + mtq.FP8_KV_CFG["quant_cfg"]
-    mtq.quantize(model, config, lambda body: [body(input_ids=torch.tensor([sample])) for sample in SAMPLES])
-
-
 def _family(folder: Path, name: str) -> None:
     """A tiny untrained checkpoint. Untied, so that the logits head is a matrix of its own."""
     import torch
@@ -111,7 +97,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
             write_checkpoint(original) if family == "llama" else _family(original, family)
         model = _load(original)
         if recipe is not None:
-            _calibrate(model, recipe)
+            quantize_model(model, load_recipe(recipe), SAMPLES, 64)
         reference = {tp: root / f"{family}-{recipe}-tp{tp}" for tp in tps}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -181,7 +167,7 @@ def test_int4_is_the_calibrated_model(make: Callable[..., Made], tmp_path: Path)
     import torch
     from safetensors.torch import load_file
 
-    made = make("awq", tps=(1,))
+    made = make("w4a16_awq", tps=(1,))
     made.ours(tmp_path, 1)
     got = load_file(tmp_path / "rank0.safetensors")
     wanted = load_file(made.reference[1] / "rank0.safetensors")
