@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 from functools import cache
 from typing import Any
+
+from pipeline.bench.workers import NICE
 
 try:
     import uvloop
@@ -145,6 +149,8 @@ def main() -> None:
     parser.add_argument("--spread-ms", type=float, default=0)
     parser.add_argument("--tpot-ms", type=float, default=5)
     args = parser.parse_args()
+    with contextlib.suppress(PermissionError):  # where it is allowed: as the client, before whatever else runs here
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
     speed = Speed(args.ttft_ms / 1000, args.spread_ms / 1000, args.tpot_ms / 1000)
     factory = uvloop.new_event_loop if uvloop else None
     with asyncio.Runner(loop_factory=factory) as runner:

@@ -112,6 +112,7 @@ def _alive(worker: Worker) -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError) as error:
+        worker[0].join(5)  # the pipe breaks a moment before the process is gone
         raise ClientError(
             f"a client process ended with exit code {worker[0].exitcode}", "run the stage again; see its messages"
         ) from error
