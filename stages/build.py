@@ -36,10 +36,9 @@ def main() -> None:
     sources: dict[str, Any] = {"checkpoint": intake["fingerprints"], "source": intake["source"]}
     calibration: dict[str, Any] = {}
     if recipe is not None:
-        card = read_json(Path("calib_data/card.json"))
-        sources["calibration"] = card["digests"]["calibration"]
+        sources["calibration"] = read_json(Path("calib_data/card.json"))["digests"]["calibration"]
         sources["recipe"] = digest_json(asdict(recipe))
-        calibration = {"recipe": asdict(recipe), "samples": card["counts"]["calib_used"]}
+        calibration = {"recipe": asdict(recipe), "samples": read_json(quantized / "census.json")["samples"]}
     print(f"building {name} for {params.engine.backend}", flush=True)
     with atomic_folder(Path("engines") / name) as part:
         inputs = BuildInputs(

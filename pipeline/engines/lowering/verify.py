@@ -9,8 +9,9 @@ cache tensor is FP8, quantised and dequantised with its own scale.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +48,12 @@ def verify(model: Any, folder: Path, export: Path, recipe: Recipe | None) -> Str
     linears = {node.name: node for node in graph.linears()}
     if lost := sorted(exported - set(linears)):
         raise _wrong(lost[0], "the export holds it in 8 bit, and the graph has no such layer")
+    left_alone = _left_alone(export)
     used: set[str] = set()
     for name, node in linears.items():
         sides = [graph.maker(node.input[place], "DequantizeLinear") is not None for place in (0, 1)]
-        if recipe is not None and recipe.promises(name) != (name in exported):
-            says = "names it" if recipe.promises(name) else "leaves it out"
-            raise _wrong(name, f"the recipe {says}, the export does the opposite")
+        if recipe is not None and (wrong := _against(recipe, name, name in exported, left_alone)):
+            raise _wrong(name, wrong)
         if sides != [name in exported] * 2:
             raise _wrong(name, f"quantised on its input and weight: {sides}, in the export: {name in exported}")
         if name in exported:
@@ -64,6 +65,27 @@ def verify(model: Any, folder: Path, export: Path, recipe: Recipe | None) -> Str
     if stray := sorted(pairs - used):
         raise _wrong(stray[0], "a pair that belongs to no layer")
     return Structure(len(exported), len(linears) - len(exported), len(cache))
+
+
+def _against(recipe: Recipe, name: str, quantized: bool, left_alone: Sequence[str]) -> str | None:
+    """Why the export does not do with this layer what the recipe says; None when it does.
+
+    The recipe's own patterns count, and for what it does not speak of (the logits head, routers) the census.
+    """
+    said = not any(fnmatchcase(name, pattern) for pattern in recipe.exclude)
+    said = said and (not recipe.include or any(fnmatchcase(name, pattern) for pattern in recipe.include))
+    if quantized and not said:
+        return "the recipe leaves it out, the export holds it in 8 bit"
+    if said and not quantized and name not in left_alone:
+        return "the recipe names it, the export holds it in high precision"
+    return None
+
+
+def _left_alone(export: Path) -> list[str]:
+    """The layers that ModelOpt keeps in high precision whatever the recipe says, by the census beside the export."""
+    path = export.parent / "census.json"
+    skipped = json.loads(path.read_text())["skipped"] if path.exists() else []
+    return ["lm_head", *(row["layer"] for row in skipped if row["why"].startswith("ModelOpt leaves"))]
 
 
 def _check_linear(graph: _Graph, node: Any, name: str, tensors: _Tensors) -> set[str]:

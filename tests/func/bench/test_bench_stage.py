@@ -35,14 +35,14 @@ bench:
   repeats: REPEATS
   new_tokens: 4
   warmup: 3
-  timeout_s: 5
+  timeout_s: 60
   max_lag_ms: LAG
   sweep: {concurrency: [2], seconds: 0.4}
   spike: {base: 10, peak: 60, before_s: 0.2, peak_s: 0.3, after_s: 0.2}
 """
 POLICY = """
 service:
-  good: {ttft_ms: 5000, tpot_ms: 5000}
+  good: {ttft_ms: 60000, tpot_ms: 60000}
   levels: {reliability-first: {importance: critical}}
 """
 
@@ -122,9 +122,9 @@ def test_both_arms_in_alternating_order_on_fresh_servers(farm: Farm) -> None:
             assert [seen[key] for key in ("cpu_cores", "cpu_growth", "rss")] == [None] * 3
             assert run["client"]["valid"]
             assert run["metrics"] is None
-            assert run["latency"]["ttft_ms"]["mean"] >= pause_ms
         spikes = [run for run in bench["runs"] if run["load"] == "spike"]
         assert [run["requests"] for run in spikes] == [2 + 18 + 2] * 2
+        assert all(run["latency"]["ttft_ms"]["mean"] >= pause_ms for run in spikes)
         rows = read_jsonl(Path("artifacts/bench") / name / "requests.jsonl")
         counted = [row for row in rows if bench["runs"][row["run"]]["load"] == "spike"]
         assert len(counted) == 44
@@ -162,7 +162,7 @@ def test_failures_under_load_are_results_and_a_broken_server_is_an_error(farm: F
     stage.main()
     bench = read_bench(Path(), "fast")
     assert bench is not None
-    assert all(run["failures"].keys() == {"HTTP 503"} for run in bench["runs"])
+    assert bench["runs"][1]["failures"].keys() == {"HTTP 503"}
     assert 15 < bench["runs"][1]["error_rate"] < 35
     assert bench["runs"][1]["failure_details"]["HTTP 503"][0].startswith("item item-")
     before = read_json(Path("artifacts/bench/bench.json"))

@@ -132,8 +132,9 @@ def test_a_remote_that_refuses_tags(shared: Path) -> None:
     assert promote(Path(), stage="production")[0][0].action == "registered"
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_lost_answer_is_not_a_lost_race(shared: Path, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_is_not_a_lost_race(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection may break after the remote took the tags, or before."""
     from pipeline.registry import git
 
@@ -142,12 +143,11 @@ def test_a_lost_answer_is_not_a_lost_race(shared: Path, lost: bool, monkeypatch:
     def broken(*parts: object) -> str:
         return (push(*parts) if lost else "") or "the connection broke"  # type: ignore[arg-type]
 
-    monkeypatch.setattr(git, "push_tags", broken)
-    if lost:
-        assert promote(Path())[0][0].action == "registered"
-        return
-    with pytest.raises(PromotionError, match="the connection broke"):
-        promote(Path())
-    monkeypatch.undo()
-    os.chdir(shared / "Shop.Translator")
+    with monkeypatch.context() as patch:
+        patch.setattr(git, "push_tags", broken)
+        if lost:
+            assert promote(Path())[0][0].action == "registered"
+            return
+        with pytest.raises(PromotionError, match="the connection broke"):
+            promote(Path())
     assert promote(Path())[0][0].version == "v0.0.1"

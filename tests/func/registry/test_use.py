@@ -87,6 +87,8 @@ def test_a_registered_version_is_shown(history: Path, capsys: pytest.CaptureFixt
     assert found["manifest"]["registration"]["version"] == "v0.0.1"
     assert main(["show", "int8_mixed"]) == 0  # a recipe comes before a reference
     assert "engine int8_mixed" in capsys.readouterr().out
+    assert main(["show", f"{FAMILY}@v0.0.1", "--trtexec"]) == UsageError.exit_code  # there are no files of it here
+    assert "pull" in capsys.readouterr().err
     assert main(["show", "nothing"]) == UsageError.exit_code
     err = capsys.readouterr().err
     assert "nothing: neither an engine nor a verdict; nothing: not registered" in err

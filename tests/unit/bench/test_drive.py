@@ -1,10 +1,12 @@
 """The client against a scripted server: every trap of a load measurement, with known answers.
 
-Lower bounds are the script's own times; upper ones leave room for a busy machine and decide nothing.
+Lower bounds are the script's own times. There are no upper ones: a busy machine may take what it likes, and what the
+numbers must be exactly is tested from samples worked out by hand (``test_measure.py``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Iterator
@@ -20,17 +22,16 @@ from pipeline.gate.service import Good
 from pipeline.serving.completion import CompletionRequest
 from tests.unit.serving.mock_server import DONE, Refuse, Script, chunk, scripted, usage
 
-ROOM = 0.4  # seconds that a busy machine may add
 REQUEST = CompletionRequest("item", (7, 8, 9), 4, ignore_eos=True)
 GOOD: Script = [chunk([1, 2], "ab"), chunk([3, 4], "cd", "length"), usage(3, 4), DONE]
 
 
-def opened(url: str, due: tuple[float, ...], timeout_s: float = 5.0) -> Part:
+def opened(url: str, due: tuple[float, ...], timeout_s: float = 60.0) -> Part:
     return Part(url, "mock", (REQUEST,) * len(due), due, 0, max(due) + 1, timeout_s)
 
 
 def closed(url: str, slots: int, seconds: float, count: int | None = None) -> Part:
-    return Part(url, "mock", (REQUEST,), None, slots, seconds, 5.0, count)
+    return Part(url, "mock", (REQUEST,), None, slots, seconds, 60.0, count)
 
 
 def drive(part: Part) -> Driven:
@@ -46,7 +47,7 @@ def one(script: Script, **more: Any) -> Any:
 def test_a_sound_answer() -> None:
     sample = one(GOOD)
     assert (sample.failure, sample.item, sample.prompt_tokens, len(sample.tokens_s)) == ("", "item", 3, 4)
-    assert 0 <= sample.sent_s - sample.due_s < ROOM
+    assert sample.due_s <= sample.sent_s < sample.end_s
 
 
 def test_known_times_of_tokens() -> None:
@@ -54,10 +55,9 @@ def test_known_times_of_tokens() -> None:
     script: Script = [0.005, chunk([], ""), 0.045, chunk([1]), 0.03, chunk([2, 3]), 0.03, chunk([4], "", "length")]
     sample = one([*script, usage(3, 4), DONE])
     first, *others = sample.tokens_s
-    assert 0.05 <= first < 0.05 + ROOM
-    assert others[0] == others[1]
-    assert 0.03 <= others[0] - first < 0.03 + ROOM
-    assert 0.06 <= others[2] - first < 0.06 + ROOM
+    assert first >= 0.05
+    assert others[0] == others[1] > first
+    assert others[2] >= 0.11
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_every_kind_of_failure_is_a_failure_by_its_name(script: Script, kind: st
 
 
 def test_a_request_that_takes_too_long_is_a_timeout() -> None:
-    sample = one([chunk([1]), 2.0, *GOOD], timeout_s=0.2)
+    sample = one([chunk([1]), asyncio.Event()], timeout_s=0.2)
     assert sample.failure == "timeout"
-    assert 0.2 <= sample.end_s < 0.2 + ROOM
+    assert sample.end_s >= 0.2
 
 
 def test_nobody_listens() -> None:
@@ -96,11 +96,20 @@ def test_nobody_listens() -> None:
     assert [sample.failure for sample in samples] == ["connection", "connection"]
 
 
-def test_an_open_loop_does_not_wait_and_counts_from_when_a_request_was_due() -> None:
-    """Twenty requests at once each take 0.2 s: one after another they would take 4 s."""
-    with scripted(lambda _body: [0.2, *GOOD]) as (url, _):
+def test_an_open_loop_does_not_wait() -> None:
+    """The server answers the first of twenty requests only when the last has come."""
+    all_here = asyncio.Event()
+    came: list[int] = []
+
+    def script(_body: dict[str, Any]) -> Script:
+        came.append(1)
+        if len(came) == 20:
+            all_here.set()
+        return [all_here, *GOOD]
+
+    with scripted(script) as (url, _):
         samples = drive(opened(url, (0.1,) * 20)).samples
-    assert max(sample.end_s for sample in samples) < 0.1 + 0.2 + 3 * ROOM
+    assert [sample.failure for sample in samples] == [""] * 20
     assert all(sample.due_s == 0.1 <= sample.sent_s for sample in samples)
 
 
@@ -135,13 +144,19 @@ def test_a_loop_that_is_blocked_makes_the_run_invalid() -> None:
 
 
 def test_a_closed_loop_keeps_its_slots_busy_and_marks_its_burst() -> None:
-    with scripted(lambda _body: [0.05, *GOOD]) as (url, seen):
-        samples = drive(closed(url, slots=3, seconds=0.6)).samples
-    assert sum(sample.burst for sample in samples) == 3
-    assert len(samples) == len(seen) > 3
-    assert all(sample.sent_s < 0.6 and sample.due_s <= sample.sent_s for sample in samples)
+    with scripted(lambda _body: [0.02, *GOOD]) as (url, seen):
+        samples = drive(closed(url, slots=3, seconds=600, count=12)).samples
+    assert len(samples) == len(seen) == 12
+    assert [sample.burst for sample in sorted(samples, key=lambda one: one.sent_s)] == [True] * 3 + [False] * 9
     in_flight = [sum(one.sent_s < other.end_s and other.sent_s <= one.sent_s for other in samples) for one in samples]
     assert max(in_flight) == 3  # all slots busy, none with two requests
+
+
+def test_a_closed_loop_ends_with_its_time() -> None:
+    with scripted(lambda _body: [0.02, *GOOD]) as (url, _):
+        samples = drive(closed(url, slots=2, seconds=0.3)).samples
+    assert not any(sample.failure for sample in samples)
+    assert all(sample.due_s <= sample.sent_s for sample in samples)
 
 
 def test_a_count_ends_a_warm_up() -> None:
@@ -171,8 +186,7 @@ def test_the_fault_wrong_latency_numbers() -> None:
     found = measure(load, driven.samples, Good(), Decimal(95))
     assert (found["requests"], found["failed"], found["failures"]) == (30, 1, {"HTTP 500": 1})
     assert found["latency"]["ttft_ms"]["n"] == 29
-    assert 50 <= found["latency"]["ttft_ms"]["p50"] < 50 + 1000 * ROOM
-    assert 10 <= found["latency"]["tpot_ms"]["p50"] < 10 + 1000 * ROOM
-    assert found["latency"]["tpot_ms"]["p50"] < found["latency"]["ttft_ms"]["p50"]
+    assert found["latency"]["ttft_ms"]["p50"] >= 50
+    assert found["latency"]["tpot_ms"]["n"] == 29
     assert found["latency"]["itl_ms"]["n"] == 29  # tokens that come together arrive once
     assert found["latency"]["ttft_ms"]["p90"] is None  # thirty are not a hundred

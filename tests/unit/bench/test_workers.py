@@ -53,9 +53,9 @@ def test_two_processes_send_one_load() -> None:
         return [chunk([1, 2, 3, 4], "", "length"), usage(len(body["prompt"]), 4), DONE]  # type: ignore[arg-type]
 
     with scripted(script) as (url, seen), client() as workers:
-        start, driven = workers.run(parts(load, url, "mock", 5.0, 2))
+        start, driven = workers.run(parts(load, url, "mock", 60.0, 2))
         first = {process.pid for process, _ in workers._running}
-        workers.run(parts(load, url, "mock", 5.0, 2))
+        workers.run(parts(load, url, "mock", 60.0, 2))
         assert {process.pid for process, _ in workers._running} == first  # they live from load to load
         assert all(map(psutil.pid_exists, first))
     assert start > 0

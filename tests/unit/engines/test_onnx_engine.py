@@ -21,6 +21,7 @@ from pipeline.engines.onnxruntime.executor import OrtExecutor
 from pipeline.engines.onnxruntime.kernels import lower_for_cpu
 from pipeline.errors import BuildError, ServerError
 from pipeline.params import Engine
+from pipeline.quantize.batches import Samples
 from pipeline.quantize.calibrate import quantize_model
 from pipeline.quantize.probe import Probe, probe_model
 from pipeline.quantize.recipes import load_recipe
@@ -57,7 +58,7 @@ def built(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bu
     compile_engine(_inputs(folder), folder / "engine-none")
     for name in ("int8_sq", "int8_mixed"):
         model = load()
-        quantize_model(model, load_recipe(name), SAMPLES, 64)
+        quantize_model(model, load_recipe(name), Samples(SAMPLES), 64)
         probes[name] = probe_model(model, SAMPLES)
         export_hf_checkpoint(model, export_dir=str(folder / name / "checkpoint"))
         compile_engine(_inputs(folder, name), folder / f"engine-{name}")

@@ -168,3 +168,19 @@ def test_killed_before_the_old_one_was_removed(project: Project) -> None:
 def test_verify_wants_a_verdict(project: Project) -> None:
     with pytest.raises(IntegrityError, match="holds no verdict"):
         verify_promoted(project.engine)
+
+
+def test_measured_service_levels_go_with_the_engine(project: Project) -> None:
+    measured = {"level": "speed-first", "outcome": "met", "value": 4.2, "limit": "below 5", "unit": "ms"}
+    absent = {"level": "cost-efficiency", "outcome": "absent", "value": None}
+    verdict = read_json(project.verdict) | {"service": {"baseline": [absent], "candidate": [measured, absent]}}
+    write_json(project.verdict, verdict)
+    project.promote()
+    manifest = verify_promoted(project.target / RECIPE)
+    assert manifest["performance"] == {"baseline": [], "candidate": [measured]}
+
+
+def test_without_measurements_there_is_no_performance(project: Project) -> None:
+    write_json(project.verdict, read_json(project.verdict) | {"service": {"baseline": [], "candidate": []}})
+    project.promote()
+    assert "performance" not in verify_promoted(project.target / RECIPE)

@@ -93,6 +93,14 @@ def test_every_number_of_the_verdict_is_on_the_page(data: dict[str, Any]) -> Non
     assert data["policy"]["digest"] in words
 
 
+def test_a_card_without_log_and_redaction_is_usual(data: dict[str, Any]) -> None:
+    """The keys are only there when a prompt log or a redactor was used."""
+    card = {key: value for key, value in data["data"].items() if key not in ("log", "redaction")}
+    words = parsed(page(data | {"data": card})).words
+    assert "Prompt log" not in words
+    assert "Redaction" not in words
+
+
 def test_the_page_stands_alone(data: dict[str, Any]) -> None:
     html = page(data)
     assert all(link.startswith("#") for link in parsed(html).links)

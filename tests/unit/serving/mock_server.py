@@ -1,7 +1,8 @@
 """An OpenAI-compatible server that follows a script: known times, known faults.
 
 A script is a list of steps: a number is a pause in seconds, bytes are sent as they are, a dict is sent as an event,
-``None`` breaks the connection off; a ``Refuse`` in front answers with its HTTP status instead.
+``None`` breaks the connection off, an ``asyncio.Event`` is waited for; a ``Refuse`` in front answers with its HTTP
+status instead.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def scripted(
                 request.transport.abort()
             elif isinstance(step, int | float):
                 await asyncio.sleep(step)
+            elif isinstance(step, asyncio.Event):
+                await step.wait()
             else:
                 await response.write(step if isinstance(step, bytes) else f"data: {json.dumps(step)}\n\n".encode())
         return response

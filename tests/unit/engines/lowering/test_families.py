@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,13 +14,14 @@ from pipeline.engines.lowering.quantized import QuantizedCheckpoint
 from pipeline.engines.lowering.verify import Structure, verify
 from pipeline.engines.lowering.weights import WeightFile
 from pipeline.errors import BuildError
+from pipeline.quantize.batches import Samples
 from pipeline.quantize.calibrate import quantize_model
 from pipeline.quantize.recipes import Recipe, load_recipe
 from tests.families import FAMILIES, make_model, onnx_logits, torch_logits
 
 TOKENS = [7, 91, 23, 5, 64, 18, 40, 77, 9, 33, 50, 12, 88, 61]
 LAST = 6  # the prompt pass gives the first of these, cached steps the others
-SAMPLES = [[(start * 7 + step * 5) % 90 + 5 for step in range(12)] for start in range(8)]
+SAMPLES = Samples([[(start * 7 + step * 5) % 90 + 5 for step in range(12)] for start in range(8)])
 LINEARS = {"phi": 12, "phi3": 8, "gpt2": 8}
 
 
@@ -66,23 +66,14 @@ def test_plain_graph_and_int8_graph(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 def test_fp8_with_fp8_keys_and_values(family: str, tmp_path: Path) -> None:
-    import modelopt.torch.quantization as mtq
-    import torch
     from modelopt.torch.export import export_hf_checkpoint
 
     model = make_model(family)
     exact = torch_logits(model, TOKENS, LAST)
     (tmp_path / "plain").mkdir()
     export_plain(model, tmp_path / "plain")
-    recipe = load_recipe("fp8")
-    config = recipe.modelopt_config()
-    config["quant_cfg"] = config["quant_cfg"] + mtq.FP8_KV_CFG["quant_cfg"]
-
-    def calibrate(quantized: Any) -> None:
-        for sample in SAMPLES:
-            quantized(torch.tensor([sample]))
-
-    mtq.quantize(model, config, calibrate)
+    recipe = load_recipe("fp8_kv")
+    quantize_model(model, recipe, SAMPLES, 96)
     expected = torch_logits(model, TOKENS, LAST)
     export_hf_checkpoint(model, export_dir=str(tmp_path / "export"))
     structure = lower(tmp_path / "plain", tmp_path / "export", tmp_path / "qdq", recipe)

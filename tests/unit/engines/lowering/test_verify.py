@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.families import make_model
 from tests.unit.engines.lowering.exports import write_export
 
 UP = "model.layers.1.mlp.up_proj"
+WHY = "ModelOpt leaves *down_proj* alone"
 KEY = "model.layers.0.self_attn.k_proj"
 
 
@@ -158,12 +161,24 @@ def test_damage_is_found(plain: Path, exports: dict[str, Path], damage: Callable
     assert named in caught.value.message
 
 
-def test_a_recipe_that_the_export_does_not_follow(plain: Path, exports: dict[str, Path]) -> None:
-    model = lowered(plain, exports["int8"])
-    with pytest.raises(BuildError, match=r"down_proj: the recipe leaves it out, the export does the opposite"):
-        verify(model, plain, exports["int8"], load_recipe("int8_mixed"))
-    with pytest.raises(BuildError, match=r"down_proj: the recipe names it"):
-        verify(lowered(plain, exports["mixed"]), plain, exports["mixed"], load_recipe("int8_sq"))
+def test_a_recipe_that_the_export_does_not_follow(plain: Path, exports: dict[str, Path], tmp_path: Path) -> None:
+    model, recipe = lowered(plain, exports["int8"]), load_recipe("int8_sq")
+    for other in (load_recipe("int8_mixed"), replace(recipe, include=("*self_attn*",))):
+        with pytest.raises(BuildError, match=r"mlp.*the recipe leaves it out, the export holds it in 8 bit"):
+            verify(model, plain, exports["int8"], other)
+    mixed = lowered(plain, exports["mixed"])
+    with pytest.raises(BuildError, match=r"layers.0.mlp.down_proj: the recipe names it, the export holds it in high"):
+        verify(mixed, plain, exports["mixed"], recipe)
+    # What the recipe does not speak of is ModelOpt's choice, which the census beside the export knows.
+    folder = tmp_path / "quantized" / "checkpoint"
+    shutil.copytree(exports["mixed"], folder)
+    skipped = [{"layer": f"model.layers.{layer}.mlp.down_proj", "why": WHY} for layer in (0, 1)]
+    (folder.parent / "census.json").write_text(json.dumps({"skipped": skipped}))
+    assert verify(mixed, plain, folder, recipe).quantized == 12
+    skipped[1]["why"] = "it was never called"
+    (folder.parent / "census.json").write_text(json.dumps({"skipped": skipped}))
+    with pytest.raises(BuildError, match=r"layers.1.mlp.down_proj: the recipe names it"):
+        verify(mixed, plain, folder, recipe)
 
 
 def test_a_wrong_cache_is_found(plain: Path, exports: dict[str, Path]) -> None:
