@@ -5,8 +5,8 @@
 
 Every program answers the same random prompts greedily, all of a batch at once, to the same length, in rounds that take
 turns; a figure is the median over the rounds of output tokens by seconds, prompt reading included. vLLM computes in
-float32, without its prefix cache and, as the pipeline starts it on a CPU, without compilation. The last line is one JSON
-object; the ratios in it are of this run only.
+float32, without its prefix cache and, as the pipeline starts it on a CPU, without compilation. The last line is one
+JSON object; the ratios in it are of this run only.
 """
 
 from __future__ import annotations
