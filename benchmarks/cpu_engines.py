@@ -5,7 +5,8 @@
 
 Every program answers the same random prompts greedily, all of a batch at once, to the same length, in rounds that take
 turns; a figure is the median over the rounds of output tokens by seconds, prompt reading included. vLLM computes in
-float32 and without its prefix cache. The last line is one JSON object; the ratios in it are of this run only.
+float32, without its prefix cache and, as the pipeline starts it on a CPU, without compilation. The last line is one
+JSON object; the ratios in it are of this run only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ VLLM = """
 import json, sys, time
 from vllm import LLM, SamplingParams
 out, sys.stdout = sys.stdout, sys.stderr
-llm = LLM(model=sys.argv[1], dtype="float32", max_model_len=int(sys.argv[2]), enable_prefix_caching=False)
+llm = LLM(model=sys.argv[1], dtype="float32", max_model_len=int(sys.argv[2]),
+          enable_prefix_caching=False, enforce_eager=True)
 print("ready", file=out, flush=True)
 for line in sys.stdin:
     prompts, count = json.loads(line)
