@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.convolve import as_convolutions
 from pipeline.engines.lowering.qdq import insert_qdq
 from pipeline.engines.lowering.quantized import Layer
 from pipeline.engines.lowering.weights import WeightFile
@@ -47,7 +48,10 @@ def main() -> None:
     parser.add_argument("--scales", type=Path)
     parser.add_argument("--capacity", type=int, default=256, help="places of a cache buffer")
     parser.add_argument("--join", action="store_true", help="one product for q, k and v, and for gate and up")
-    parser.add_argument("--cut", type=int, default=1, help="cut the products of o and down along their inputs")
+    parser.add_argument(
+        "--cut", nargs="+", default=[], metavar="ENDING:PARTS", help="products to cut along their inputs: o_proj:4"
+    )
+    parser.add_argument("--convolve", action="store_true", help="products as convolutions with kernels of 1 x 1")
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="TensorRT 8.6 takes float32")
     args = parser.parse_args()
     args.target.mkdir(parents=True, exist_ok=True)
@@ -81,7 +85,7 @@ def make(args: argparse.Namespace) -> None:
             file.save(graph, plain)
     if made_up:
         onnx.save(graph, str(args.target / "model.onnx"))
-    if args.join or args.cut > 1:
+    if args.join or args.cut or args.convolve:
         change(args)
 
 
@@ -95,9 +99,11 @@ def change(args: argparse.Namespace) -> None:
         store = Numbers(args.target).store(file.add) if args.model == "llama-7b" else file.add
         if args.join:
             print("joined", fuse_parallel(graph, args.target, store))
-        if args.cut > 1:
-            names = [node.name for node in graph.graph.node if node.name.endswith(("o_proj", "down_proj"))]
-            print("cut", split_inputs(graph, args.target, names, args.cut, store))
+        for ending, _, parts in (one.partition(":") for one in args.cut):
+            names = [node.name for node in graph.graph.node if node.name.endswith(ending)]
+            print("cut", ending, split_inputs(graph, args.target, names, int(parts), store))
+        if args.convolve:
+            print("convolutions", as_convolutions(graph, args.target, store))
         if args.model != "llama-7b":
             file.save(graph, args.target)
     if args.model == "llama-7b":

@@ -1,7 +1,9 @@
-"""vLLM on one and two GPUs: 16-bit, FP8 and INT8; one model sharded over both against one replica on each.
+"""vLLM on one and two GPUs: 16-bit, FP8 and INT8; one model sharded over both against one replica on each. And, by the
+same client, TensorRT engines behind ``enginegate serve``.
 
     python -m benchmarks.gpu.vllm_bench h200x2 --vllm vllm --models FOLDER --out FOLDER --limit-s 330
-    python -m benchmarks.gpu.vllm_bench h200 ...    (one GPU: small models, checks)
+    python -m benchmarks.gpu.vllm_bench h200 ...    (one GPU)
+    python -m benchmarks.gpu.vllm_bench h200-engines --models ENGINES ...    (what run86.sh built)
     python -m benchmarks.gpu.vllm_bench dry --vllm .venv-vllm/bin/vllm --models FOLDER --out FOLDER    (on a CPU)
     python -m benchmarks.gpu.vllm_bench table FOLDER/results.json --hourly 4
 
@@ -36,7 +38,7 @@ from pipeline.gate.cost import cost_per_million
 from pipeline.gate.service import Good
 from pipeline.params import Baseline
 from pipeline.records import Item
-from pipeline.serving.process import Server, choose_port, starting
+from pipeline.serving.process import Server, ServerCommand, choose_port, starting
 from pipeline.serving.scoring import Forced, score
 from pipeline.serving.vllm import vllm_command
 
@@ -44,7 +46,7 @@ PROMPT, NEW = 128, 128
 SECONDS = {1: 2.5, 2: 2.5, 8: 2.5, 32: 3.0, 128: 4.5, 256: 6.0}  # by requests in flight
 WARM_UP, WARM_UP_S = 32, 2.0
 SLOTS = 8  # in flight for one client process: 16 lagged at 500 tokens a second each
-START_S = 180  # from the first server's start to the last one's health
+START_S = 240  # from the first server's start to the last one's health
 GIB = 2**30
 # Leave NVLink multicast off: NCCL_NVLS_ENABLE and the like stay as the machine has them.
 ENV = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
@@ -57,7 +59,8 @@ KEPT = re.compile(  # lines of a server's log that say what it did
 
 @dataclass(frozen=True)
 class Arm:
-    """One ``vllm serve``: a model folder, the GPUs that it may use and further arguments."""
+    """One ``vllm serve``: a model folder, the GPUs that it may use and further arguments. ``engine``: an engine folder
+    instead, served by ``tensorrt86.sh``."""
 
     name: str
     model: str
@@ -65,6 +68,7 @@ class Arm:
     kv_gib: float = 1.0
     args: tuple[str, ...] = ()
     parallel: int = 1
+    engine: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,16 +98,19 @@ ARMS = {
         Arm("tiny-fp8", "tiny-fp8", "1", 1, EAGER),
         Arm("tiny-fp8-kv", "tiny-fp8-kv", "1", 1, FP8_CACHE),
     ),
-    "h200": (  # what two GPUs left open
+    "h200": (
+        Arm("7b-fp16", "7b", "0", 6, DUMMY),
+        Arm("7b-fp8", "7b-fp8", "0", 6, DUMMY),
+        Arm("7b-int8", "7b-int8", "0", 6, DUMMY),
         Arm("demo-fp16", "demo", "0", 2, DUMMY),
         Arm("demo-fp8", "demo-fp8", "0", 2, DUMMY),
         Arm("demo-int8", "demo-int8", "0", 2, DUMMY),
-        Arm("tiny-fp8", "tiny-fp8", "0", 1, EAGER),
         Arm("tiny-fp8-kv", "tiny-fp8-kv", "0", 1, FP8_CACHE),
     ),
+    "h200-engines": tuple(Arm(f"{name}-tensorrt", name, "0", engine=True) for name in ("i7", "f7", "s8", "s16")),
     "dry": (Arm("tiny-int8-cpu", "tiny-int8-cpu"), Arm("tiny-b", "tiny-int8-cpu"), Arm("broken", "nothing")),
 }
-MAIN, REST = (1, 8, 32, 128, 256), (1, 8, 32, 128)
+MAIN, REST, SMALL = (1, 8, 32, 128, 256), (1, 8, 32, 128), (1, 8, 32)
 ROUNDS = {
     "h200x2": (
         Round("7b-fp16", ("7b-fp16",), MAIN),
@@ -113,7 +120,8 @@ ROUNDS = {
         Round("demo", ("demo-fp16", "demo-fp8"), REST),
         Round("demo-int8", ("demo-int8",), REST),
     ),
-    "h200": tuple(Round(name, (name,), REST) for name in ("demo-fp16", "demo-fp8", "demo-int8")),
+    "h200": tuple(Round(one.name, (one.name,), SMALL) for one in ARMS["h200"] if one.name != "tiny-fp8-kv"),
+    "h200-engines": tuple(Round(one.name, (one.name,), SMALL) for one in ARMS["h200-engines"]),
     "dry": (
         Round("tiny", ("tiny-int8-cpu",), (1, 2)),
         Round("tiny-x2", ("tiny-int8-cpu", "tiny-b"), (2,), together=True),
@@ -148,6 +156,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--logs", type=Path, help="folder for the servers' logs (default: that of --out)")
+    parser.add_argument("--go", type=Path, help="start the servers, but measure only when this file is there")
     parser.add_argument("--limit-s", type=float, default=300, help="all must have ended by then")
     parser.add_argument("--hourly", type=Decimal, default=Decimal("4.00"), help="price of one GPU's hour")
     args = parser.parse_args()
@@ -157,12 +166,14 @@ def main() -> None:
     results = Results(args.out / "results.json")
     logs = args.logs or args.out
     try:
-        run(args.plan, args.vllm, args.models, logs, results, time.monotonic() + args.limit_s)
+        run(args.plan, args.vllm, args.models, logs, results, time.monotonic() + args.limit_s, args.go)
     finally:
         print(json.dumps({"results": str(results.path), "runs": len(results.content["runs"])}), flush=True)
 
 
-def run(plan: str, vllm: str, models: Path, logs: Path, results: Results, deadline: float) -> None:  # noqa: PLR0917
+def run(  # noqa: PLR0917
+    plan: str, vllm: str, models: Path, logs: Path, results: Results, deadline: float, go: Path | None = None
+) -> None:
     """Starts every server, checks those with true weights, then asks the rounds, and again while there is time."""
     begin = time.monotonic()
     with ExitStack() as stack:
@@ -182,6 +193,8 @@ def run(plan: str, vllm: str, models: Path, logs: Path, results: Results, deadli
             except (ServerError, TimeoutError) as failed:
                 error = f"{type(failed).__name__}: {failed}"
             _note_server(name, error, logs / f"{name}.log", time.monotonic() - begin, results)
+        while go is not None and not go.exists() and time.monotonic() < deadline:
+            time.sleep(0.2)
         for name, server in servers.items():
             if (models / name / "expected.json").exists():
                 try:
@@ -222,11 +235,11 @@ def ask(clients: list[Workers], one: Round, servers: dict[str, Server], results:
     """All levels of a round; arms that are not replicas are asked at the same time by clients of their own."""
     if one.together:
         if len(servers) == len(one.arms):
-            _levels(clients[0], one, one.name, [server.url for server in servers.values()], results, repeat)
+            _levels(clients[0], one, one.name, "model", [server.url for server in servers.values()], results, repeat)
         return
     with ThreadPoolExecutor(max(1, len(servers))) as pool:
         jobs = [
-            pool.submit(_levels, workers, one, name, [server.url], results, repeat)
+            pool.submit(_levels, workers, one, name, _served(name), [server.url], results, repeat)
             for workers, (name, server) in zip(clients, servers.items(), strict=False)
         ]
         for job in jobs:
@@ -234,13 +247,13 @@ def ask(clients: list[Workers], one: Round, servers: dict[str, Server], results:
 
 
 def _levels(  # noqa: PLR0917
-    workers: Workers, one: Round, name: str, urls: list[str], results: Results, repeat: int
+    workers: Workers, one: Round, name: str, model: str, urls: list[str], results: Results, repeat: int
 ) -> None:
     prompts = Prompts(_items(), NEW, PROMPT + NEW)
     beside = [] if one.together else [other for other in one.arms if other != name]
-    _measure(workers, sweep(prompts, WARM_UP, WARM_UP_S, repeat), urls)
+    _measure(workers, sweep(prompts, WARM_UP, WARM_UP_S, repeat), urls, model)
     for level in one.levels:
-        numbers = _measure(workers, sweep(prompts, level, SECONDS[level], repeat), urls)
+        numbers = _measure(workers, sweep(prompts, level, SECONDS[level], repeat), urls, model)
         row = {"arm": name, "servers": len(urls), "beside": beside, "concurrency": level, "pass": repeat, **numbers}
         results.add("runs", row)
         print(
@@ -251,9 +264,9 @@ def _levels(  # noqa: PLR0917
         )
 
 
-def _measure(workers: Workers, load: Load, urls: list[str]) -> dict[str, Any]:
+def _measure(workers: Workers, load: Load, urls: list[str], model: str) -> dict[str, Any]:
     """One closed loop; its start burst is kept out, as `enginegate`'s bench does."""
-    shares = parts(load, urls, "model", 60, max(len(urls), load.concurrency // SLOTS))
+    shares = parts(load, urls, model, 60, max(len(urls), load.concurrency // SLOTS))
     _, driven = workers.run(shares)
     numbers = measure(load, [sample for one in driven for sample in one.samples], Good(), Decimal(99))
     return {
@@ -299,6 +312,10 @@ def table(content: dict[str, Any], hourly: Decimal) -> str:
 
 
 def _command(arm: Arm, vllm: str, models: Path, logs: Path, *, gpu: bool) -> Any:
+    if arm.engine:
+        port, script = choose_port(), Path(__file__).with_name("tensorrt86.sh")
+        words = ("serve", str((models / arm.model).absolute()), "--port", str(port))
+        return ServerCommand(arm.name, ("bash", str(script), *words), port)
     visible = {"CUDA_VISIBLE_DEVICES": arm.gpus} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "1"}
     own = {"VLLM_CACHE_ROOT": str(logs.absolute() / f"cache-{arm.name}")}  # equal arms would write one cache
     folder = models / arm.model
@@ -313,6 +330,11 @@ def _command(arm: Arm, vllm: str, models: Path, logs: Path, *, gpu: bool) -> Any
     return vllm_command(
         baseline, folder, name=arm.name, model="model", port=choose_port(), max_tokens=PROMPT + NEW, gpu=gpu
     )
+
+
+def _served(name: str) -> str:
+    """The name by which an arm's server knows its model: for an engine that of its folder."""
+    return next((arm.model for arms in ARMS.values() for arm in arms if arm.name == name and arm.engine), "model")
 
 
 def _items() -> list[Item]:

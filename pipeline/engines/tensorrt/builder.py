@@ -30,7 +30,8 @@ _SHOWN = 3  # of the library's own errors
 class Settings:
     """``sm``: the compute capabilities to compile for; a library that only builds for the GPU at hand takes that one.
     ``buckets``: batch sizes to tune steps for. ``workspace_gib`` 0: all of the GPU. ``tactics``: names of the
-    library's tactic sources, None: its own choice. ``half``: float16 where a library without strong typing chooses."""
+    library's tactic sources, None: its own choice. ``half``: float16 where a library without strong typing chooses.
+    ``steps_only``: no profile for prompts, which are then read token by token; for measuring steps sooner."""
 
     max_batch: int
     max_tokens: int
@@ -42,6 +43,7 @@ class Settings:
     log: Path | None = None
     tactics: tuple[str, ...] | None = None
     half: bool = True
+    steps_only: bool = False
     progress: bool = True
 
 
@@ -75,6 +77,8 @@ def build_plan(library: Library, graph: Path, target: Path, cache: dict[str, Any
             max_tokens=settings.max_tokens,
             buckets=settings.buckets,
         )
+        if settings.steps_only:
+            profiles = [one for one in profiles if one.name != "prefill"]
         config = _config(library, builder, network, settings)
         for profile in profiles:
             own = builder.create_optimization_profile()

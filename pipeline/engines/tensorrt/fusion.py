@@ -25,7 +25,7 @@ def fuse_parallel(model: Any, folder: Path, store: Store = in_memory) -> int:
     """
     from onnx import helper
 
-    graph = _Graph(model, folder, store)
+    graph = Graph(model, folder, store)
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for node in model.graph.node:
         if node.op_type == "MatMul" and (kind := graph.kind(node.input[1])):
@@ -49,7 +49,7 @@ def split_inputs(model: Any, folder: Path, names: Iterable[str], parts: int, sto
 
     For a quantised layer the cut is made before the pair that quantises its input, which nothing else may read.
     """
-    graph = _Graph(model, folder, store)
+    graph = Graph(model, folder, store)
     wanted = set(names)
     nodes = [node for node in model.graph.node if node.op_type == "MatMul" and node.name in wanted]
     for node in nodes:
@@ -58,7 +58,7 @@ def split_inputs(model: Any, folder: Path, names: Iterable[str], parts: int, sto
     return len(nodes)
 
 
-def _split_one(graph: _Graph, node: Any, parts: int) -> None:
+def _split_one(graph: Graph, node: Any, parts: int) -> None:
     from onnx import helper
 
     name, size, columns = node.name, graph.rows(node.input[1]) // parts, graph.columns(node.input[1])
@@ -96,7 +96,7 @@ class _Weight:
     quantized: bool
 
 
-class _Graph:
+class Graph:
     """A graph with its weight matrices, plain or quantised with one scale a column."""
 
     def __init__(self, model: Any, folder: Path, store: Store) -> None:
@@ -144,24 +144,32 @@ class _Graph:
                 for one, width in zip(arrays, widths, strict=True)
             ]
             values.append(np.concatenate(arrays, axis=-1))
-        return self._new_weight(joint, values, weights[0].quantized, at)
+        return self._new_weight(f"{joint}.joined", values, weights[0].quantized, at)
 
     def cut_rows(self, name: str, parts: int, at: Any) -> str:
         """The weight as ``parts`` matrices of its rows; returns its name."""
         weight = self._weight(name)
         values, *scales = (self._array(part) for part in weight.parts)
         cut = values.reshape(parts, values.shape[0] // parts, values.shape[1])
-        return self._new_weight(at.name, [cut, *scales], weight.quantized, at)
+        return self._new_weight(f"{at.name}.cut", [cut, *scales], weight.quantized, at)
 
-    def _new_weight(self, name: str, values: list[NDArray[Any]], quantized: bool, at: Any) -> str:
+    def as_kernel(self, name: str, at: Any) -> str:
+        """The weight as the kernel of a convolution, ``[outputs, inputs, 1, 1]``; returns its name."""
+        weight = self._weight(name)
+        values, *scales = (self._array(part) for part in weight.parts)
+        return self._new_weight(
+            f"{at.name}.kernel", [values.T[:, :, None, None], *scales], weight.quantized, at, axis=0
+        )
+
+    def _new_weight(self, name: str, values: list[NDArray[Any]], quantized: bool, at: Any, axis: int = -1) -> str:
         from onnx import helper
 
-        names = [f"{name}.{what}" for what in ("weight_j", "weight_scale_j", "weight_zero_j")]
+        names = [f"{name}.{what}" for what in ("weight", "weight_scale", "weight_zero")]
         stored = [self.add(one, value) for one, value in zip(names, values, strict=False)]
         for kind in ("QuantizeLinear", "DequantizeLinear") if quantized else ("DequantizeLinear",):
             if len(stored) > 1:
-                output = f"{name}.weight_j_{'q' if kind.startswith('Q') else 'dq'}"
-                node = helper.make_node(kind, stored, [output], name=output, axis=values[0].ndim - 1)
+                output = f"{name}.weight_{'q' if kind.startswith('Q') else 'dq'}"
+                node = helper.make_node(kind, stored, [output], name=output, axis=axis % values[0].ndim)
                 self.insert_before(at, [node])
                 stored[0] = output
         return stored[0]

@@ -104,7 +104,9 @@ def make_tensorrt(version: str, *, sms: Sequence[int] = ()) -> types.ModuleType:
     module.BuilderFlag = _kind("BuilderFlag", ["FP16", "INT8", "PREFER_PRECISION_CONSTRAINTS"])
     module.MemoryPoolType = _kind("MemoryPoolType", ["WORKSPACE"])
     module.ProfilingVerbosity = _kind("ProfilingVerbosity", ["LAYER_NAMES_ONLY", "NONE", "DETAILED"])
-    module.TacticSource = _kind("TacticSource", ["CUBLAS", "EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"])
+    module.TacticSource = _kind(
+        "TacticSource", ["CUBLAS", "CUBLAS_LT", "CUDNN", "EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"]
+    )
     if sms:
         module.ComputeCapability = _kind("ComputeCapability", ["CURRENT", *(f"SM{sm}" for sm in sms)])
 

@@ -115,7 +115,7 @@ def test_without_strong_types_flags_allow_them(
     assert quantized.flags == {"FP16", "PREFER_PRECISION_CONSTRAINTS", "INT8"}
     assert full.flags == set()
     assert plain.network.flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
-    assert quantized.tactics == 0b110
+    assert quantized.tactics == 0b11000
     kinds = {binding.name: binding.dtype for binding in found.description.bindings}
     assert (kinds["past_keys.0"], kinds["new_keys.0"], kinds["logits"]) == ("float16",) * 3
     held = {layer.name for layer in plain.network.layers if layer.precision is trt.DataType.FLOAT}

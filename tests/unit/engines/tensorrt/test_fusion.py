@@ -99,7 +99,7 @@ def test_a_product_is_cut_along_its_inputs(form: str) -> None:
     before = _run(model, x)
     assert split_inputs(model, Path(), ["mlp.down"], 4) == 1
     np.testing.assert_allclose(_run(model, x), before, rtol=1e-5, atol=1e-5)
-    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "mlp.down.weight_j")
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "mlp.down.cut.weight")
     assert list(weight.dims) == [4, INNER // 4, HIDDEN]
     quantizers = sum(node.op_type == "QuantizeLinear" for node in model.graph.node)
     assert quantizers == {"plain": 0, "int8": 2, "float": 5}[form]
