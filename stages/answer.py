@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engines.manifest import read_manifest
-from pipeline.errors import UsageError
+from pipeline.errors import InputError, UsageError
 from pipeline.files import read_json
 from pipeline.gate.policy import load_policy
 from pipeline.params import Params, load_params
@@ -47,12 +47,26 @@ def answer_baseline(params: Params) -> None:
     items = _items(params, limit)
     device = _device()
     gpu = device.get("gpu") is not None
-    arm = _arm("baseline", params, device, backend="vllm", dtype=vllm_dtype(params.baseline, gpu))
+    dtype = vllm_dtype(params.baseline, gpu)
+    if params.baseline.url is None:
+        _refuse_overflow(dtype)
+    arm = _arm("baseline", params, device, backend="vllm", dtype=dtype)
     with serving("baseline", params, gpu) as server:
         arm = replace(arm, versions={"vllm": server_version(server)})
         repeat = replace(arm, name="repeat", role="repeat", order_seed=arm.order_seed + 1)
         for one in (arm, repeat):
             _ask(server, one, items, params, max_tokens=limit, concurrency=params.baseline.concurrency)
+
+
+def _refuse_overflow(dtype: str) -> None:
+    """A baseline with infinite weights would be beaten by any engine."""
+    overflow = read_json(Path("artifacts/checkpoint.json"))["fp16_overflow"]
+    if dtype == "float16" and overflow:
+        raise InputError(
+            f"baseline.dtype: {len(overflow)} tensors of the checkpoint hold values that float16 makes infinite, "
+            f"first {overflow[0]}",
+            "set baseline.dtype: bfloat16 in params.yaml",
+        )
 
 
 def answer_engine(name: str, params: Params) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from pipeline.engines.scheduler import Scheduler
 from pipeline.engines.server import build_app
-from pipeline.errors import DataError, ServerError, UsageError
+from pipeline.errors import DataError, InputError, ServerError, UsageError
 from pipeline.records import Item, read_arm, read_records, read_scores, read_timings, write_items
 from stages import answer
 from tests import tiny
@@ -123,6 +123,20 @@ def test_a_failing_engine_leaves_no_answers(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ServerError, match="item item-.*the engine failed: RuntimeError: out of memory"):
             run(monkeypatch, "baseline")
     assert not Path("artifacts/answers").exists()
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(("dtype", "gpu"), [("auto", "Some GPU"), ("float16", None)])
+def test_a_baseline_whose_weights_float16_makes_infinite_is_refused(
+    dtype: str, gpu: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intake = json.loads(Path("artifacts/checkpoint.json").read_text())
+    Path("artifacts/checkpoint.json").write_text(json.dumps(intake | {"fp16_overflow": ["mlp.up_proj.weight", "x"]}))
+    Path("artifacts/platform.json").write_text(json.dumps({"device": {"gpu": gpu}}))
+    Path("params.yaml").write_text(f"eval: {{max_new_tokens: 8}}\nbaseline: {{dtype: {dtype}}}\nrecipes: [int8_sq]\n")
+    with pytest.raises(InputError, match=r"2 tensors .* first mlp\.up_proj\.weight") as error:
+        run(monkeypatch, "baseline")
+    assert "bfloat16" in error.value.next_step
 
 
 @pytest.mark.usefixtures("project")
