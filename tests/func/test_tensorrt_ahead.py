@@ -7,7 +7,6 @@ with torch and ModelOpt elsewhere (``tests/unit/engines/lowering``).
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from pipeline.engines import load_executor
 from pipeline.engines.manifest import verify_files
 from pipeline.engines.tensorrt.plan import PLAN, read_description
 from pipeline.errors import BuildError
-from stages import build, export, platform, quantize
-from tests.func.workspace import make_workspace
+from stages import platform
+from tests.func.workspace import make_workspace, run_stages
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="needs TensorRT for RTX: pip install 'enginegate[tensorrt-rtx]'")
 
@@ -44,13 +43,7 @@ def workspace(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
         monkeypatch.chdir(root)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         platform.main()
-        export.main()
-        for name in ("int8_sq", "fp8_kv"):
-            monkeypatch.setattr(sys, "argv", ["quantize", name])
-            quantize.main()
-        for name in ("runtime", "int8_sq", "fp8_kv"):
-            monkeypatch.setattr(sys, "argv", ["build", name])
-            build.main()
+        run_stages(monkeypatch, ("int8_sq", "fp8_kv"))
         yield root
 
 

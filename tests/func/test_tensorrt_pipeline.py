@@ -18,8 +18,7 @@ from pipeline.engines.manifest import verify_files
 from pipeline.engines.tensorrt import device
 from pipeline.engines.tensorrt.plan import read_description
 from pipeline.files import digest_file, read_json, write_json
-from stages import build, export, quantize
-from tests.func.workspace import make_workspace
+from tests.func.workspace import make_workspace, run_stages
 from tests.unit.engines.tensorrt.fake_tensorrt import make_tensorrt
 from tests.unit.engines.test_server import post, with_server
 
@@ -46,13 +45,7 @@ def run(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         monkeypatch.chdir(root)
         monkeypatch.setitem(sys.modules, "tensorrt", trt)
         monkeypatch.setattr(device, "Device", lambda: trt.device)
-        export.main()
-        for name in ("int8_sq", "fp8_kv"):
-            monkeypatch.setattr(sys, "argv", ["quantize", name])
-            quantize.main()
-        for name in ("runtime", "int8_sq", "fp8_kv"):
-            monkeypatch.setattr(sys, "argv", ["build", name])
-            build.main()
+        run_stages(monkeypatch, ("int8_sq", "fp8_kv"))
         yield root
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ from pipeline.registry.gc import Garbage, collect
 from pipeline.registry.promote import promote
 from pipeline.registry.pull import pull
 from pipeline.registry.rollback import rollback
-from tests.func.registry.conftest import ARTIFACT, FAMILY, ROOT, clone, dvc, reproduce, run_again, shell
+from tests.func.registry.conftest import ARTIFACT, FAMILY, clone, dvc, reproduce, run_again, shell
+from tests.light import check_help
 
 COMMANDS = ("diff", "gc", "list", "promote", "pull", "rollback", "serve", "show", "verify")
 
@@ -38,17 +37,7 @@ def history(shared: Path) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_light_and_has_an_example(command: str) -> None:
-    heavy = "('numpy', 'pydantic', 'jinja2', 'dvc', 'gto', 'torch', 'jsonschema', 'model_signing', 'aiohttp')"
-    code = (
-        f"import sys; sys.argv = ['enginegate', '{command}', '--help']\n"
-        "from pipeline.cli import main\n"
-        "try: main()\n"
-        f"finally: print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stderr.strip() == "[]"
-    assert "example" in done.stdout
-    assert f"enginegate {command}" in done.stdout
+    check_help(command)
 
 
 def test_the_list(history: Path, capsys: pytest.CaptureFixture[str]) -> None:

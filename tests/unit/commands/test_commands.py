@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli import main
 from pipeline.registry.promoted import promote_engine
+from tests.light import check_help
 from tests.unit.report.synthetic import write_run
 
 ROOT = Path(__file__).parents[3]
@@ -40,17 +39,7 @@ def inside(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("command", ["doctor", "fit", "promote", "recipes", "show"])
 def test_help_is_light_and_has_an_example(command: str) -> None:
-    heavy = "('numpy', 'pydantic', 'jinja2', 'dvc', 'gto', 'torch')"
-    code = (
-        f"import sys, runpy; sys.argv = ['enginegate', '{command}', '--help']\n"
-        "from pipeline.cli import main\n"
-        "try: main()\n"
-        f"finally: print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stderr.strip() == "[]"
-    assert "example" in done.stdout
-    assert f"enginegate {command}" in done.stdout
+    check_help(command)
 
 
 def test_show_a_recipe(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
