@@ -1,6 +1,6 @@
 """The load client beside ``vllm bench serve`` and AIPerf, against a mock server of known times in another process.
 
-``python -m benchmarks.client [--rate 1500] [--seconds 10] [--tools ours vllm aiperf]``
+``python -m benchmarks.client [--rate 1500] [--seconds 10] [--tools vllm aiperf]``
 
 1. *Load*: an open loop at ``--rate`` requests/s of 16 chunks. Promise of issue 8: the rate is held, the client's lag
    stays under 5 ms at the 99th percentile, and a request costs at most 1.0 ms of the client's CPU.
