@@ -98,13 +98,11 @@ ARMS = {
         Arm("tiny-fp8", "tiny-fp8", "1", 1, EAGER),
         Arm("tiny-fp8-kv", "tiny-fp8-kv", "1", 1, FP8_CACHE),
     ),
-    "h200": (
+    "h200": (  # FP8 beside FP16, and the cache in FP8 that two GPUs left open
         Arm("7b-fp16", "7b", "0", 6, DUMMY),
         Arm("7b-fp8", "7b-fp8", "0", 6, DUMMY),
-        Arm("7b-int8", "7b-int8", "0", 6, DUMMY),
         Arm("demo-fp16", "demo", "0", 2, DUMMY),
         Arm("demo-fp8", "demo-fp8", "0", 2, DUMMY),
-        Arm("demo-int8", "demo-int8", "0", 2, DUMMY),
         Arm("tiny-fp8-kv", "tiny-fp8-kv", "0", 1, FP8_CACHE),
     ),
     "h200-engines": tuple(Arm(f"{name}-tensorrt", name, "0", engine=True) for name in ("i7", "f7", "s8", "s16")),
